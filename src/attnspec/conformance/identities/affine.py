@@ -1,0 +1,1 @@
+"""Identities of the affine family."""

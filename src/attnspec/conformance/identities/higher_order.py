@@ -1,0 +1,1 @@
+"""Identities of the higher_order family."""

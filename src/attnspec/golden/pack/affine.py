@@ -1,0 +1,1 @@
+"""Golden vectors of the affine family."""

@@ -1,0 +1,1 @@
+"""Golden vectors of the transport family."""
