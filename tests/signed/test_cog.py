@@ -52,7 +52,8 @@ def test_last_row_is_the_decoding_step():
 def test_gradients(options):
     arrays = {"q": q, "k": k, "v": v}
     gradients = attnspec.cog_attention_backward(**arrays, do=do, **options)
-    assert_gradients(lambda **a: attnspec.cog_attention(**a, **options), {"q": gradients.dq, "k": gradients.dk, "v": gradients.dv}, arrays, do)
+    assert_gradients(lambda **a: attnspec.cog_attention(**a, **options),
+                     {"q": gradients.dq, "k": gradients.dk, "v": gradients.dv}, arrays, do)
 
 
 def test_gradients_of_grouped_heads():
@@ -64,5 +65,5 @@ def test_gradients_of_grouped_heads():
 
 
 def test_unknown_normaliser_is_refused():
-    with pytest.raises(ValueError, match="^normaliser: expected 'visible' or 'nonzero', got 'sum'$"):
+    with pytest.raises(ValueError, match=r"^normaliser: expected 'visible' or 'nonzero', got 'sum'$"):
         attnspec.cog_attention(q, k, v, normaliser="sum")

@@ -38,7 +38,7 @@ def _(x):
     return size, np.minimum(size, np.abs(v).max(0))
 
 
-@identity("normaliser 'nonzero' = 'visible' times 1/(1 + 1e-6 e^{max|p|} / sum e^{|p|}) where no logit is 0", "cog_weights", "cog_attention")
+@identity("normaliser 'nonzero' = 'visible' times 1/(1 + 1e-6 e^{max|p|} / sum e^{|p|}) without zeros", "cog_weights", "cog_attention")
 def _(x):
     p = x.normal(x.n, x.m)
     e = np.exp(np.abs(p))
