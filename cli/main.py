@@ -1,0 +1,68 @@
+"""The program `attnspec`: its commands, and how it refuses."""
+
+import errno
+import importlib
+import sys
+from typing import Any
+
+import click
+
+import attnspec
+
+COMMANDS = {
+    "list": ("describe", "list_command"),
+    "show": ("describe", "show"),
+    "doctor": ("describe", "doctor"),
+    "run": ("run", "run"),
+    "verify": ("verify", "verify"),
+    "plot": ("plot", "plot"),
+}
+
+
+class Program(click.Group):
+    """A group that imports a command when it is called, and turns every refusal into one line and exit status 2."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[name]
+        return getattr(importlib.import_module(f"attnspec.cli.{module}"), attribute)
+
+    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **kwargs)
+        try:
+            status = super().main(*args, standalone_mode=False, **kwargs)
+        except click.ClickException as error:
+            click.echo(f"attnspec: error: {' '.join(error.format_message().split())}", err=True)
+            sys.exit(2)
+        except click.Abort:
+            click.echo("attnspec: interrupted", err=True)
+            sys.exit(130)
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            sys.stdout = None  # type: ignore[assignment]     # whoever read it has gone; nothing is left to flush to
+            sys.exit(1)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(attnspec.__version__, prog_name="attnspec")
+def main() -> None:
+    """Attention formulas as plain NumPy, and their fast twins.
+
+    \b
+    attnspec list                                   what there is
+    attnspec show cog_attention                     one formula, as a page
+    attnspec run sinkhorn_attention --plot map.png  compute it, on drawn arrays
+    attnspec run cog_attention --input qkv.npz --output out.npz
+    attnspec verify                                 check everything here
+    """
+
+
+if __name__ == "__main__":
+    main()

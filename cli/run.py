@@ -1,0 +1,147 @@
+"""attnspec run: compute a formula on the user's arrays, or on drawn ones."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from attnspec.cli.arguments import gather, with_inputs
+from attnspec.cli.files import Targets, refusing
+from attnspec.dispatch import BACKENDS, Selection, record_of, select
+from attnspec.reference.formula import Formula
+
+ARRAYS = (".npz", ".safetensors")
+PICTURES = (".png", ".pdf", ".svg")
+
+
+@click.command()
+@click.argument("name")
+@with_inputs
+@click.option("--backend", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True, help="Where to compute.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="OUT.npz", help="Write every output, by name.")
+@click.option("--weights", type=click.Path(path_type=Path), metavar="W.npz", help="Write the weight matrix.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="MAP.png", help="Draw the weights (or the output) as heat maps.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def run(
+    name: str, backend: str, output: Path | None, weights: Path | None, plot: Path | None, force: bool, as_json: bool, **given: Any,
+) -> None:
+    """Compute the formula NAME.
+
+    \b
+    attnspec run cog_attention --input qkv.npz --set causal=true --output out.npz
+    attnspec run sinkhorn_attention --shape n=64,d=16,h=2 --set n_iters=5 --plot map.png
+    """
+    with refusing():
+        record = record_of(name)
+    arrays, options, files = gather(record, **given)
+    targets = Targets(force)
+    targets.check("--output", output, ARRAYS, files)
+    targets.check("--weights", weights, ARRAYS, files)
+    targets.check("--plot", plot, PICTURES, files)
+    has_weights = "return_weights" in record.options
+    with refusing():
+        if weights is not None and not has_weights:
+            raise ValueError(f"--weights: {name} has no weight matrix to return")
+        selection, options = choose(record, backend, arrays, options, needs_weights=weights is not None or plot is not None)
+
+    start = time.perf_counter()
+    with refusing():
+        result = selection.function(**arrays, **options)
+    elapsed = time.perf_counter() - start
+
+    fields = named_outputs(record, result)
+    if output is not None:
+        targets.put_arrays(output, {key: value for key, value in fields.items() if key != "weights" or "weights" in record.outputs})
+    if weights is not None:
+        targets.put_arrays(weights, {"weights": fields["weights"]})
+    if plot is not None:
+        from attnspec import plotting
+
+        panels = plotting.panels_of(*plotting.titled(record, result))
+        targets.put(plot, lambda file: plotting.draw(panels, file, plot.suffix.lower().removeprefix(".")))
+    targets.commit()
+
+    matrices = {"weights"} | {key for key in record.outputs if record.shapes[key].split()[-2:] == ["n", "m"]}
+    summary = {
+        "formula": name,
+        "backend": selection.backend,
+        "why": list(selection.why),
+        "seconds": elapsed,
+        "options": {key: value for key, value in options.items() if key != "return_weights"},
+        "inputs": {key: {"shape": list(np.shape(value)), "dtype": str(np.asarray(value).dtype)} for key, value in arrays.items()},
+        "outputs": {key: describe(value, key in matrices) for key, value in fields.items()},
+        "written": [str(path) for path in (output, weights, plot) if path is not None],
+    }
+    if as_json:
+        click.echo(json.dumps(summary, indent=2, default=str, allow_nan=True))
+    else:
+        show_summary(summary)
+
+
+def choose(
+    record: Formula, backend: str, arrays: dict[str, Any], options: dict[str, Any], needs_weights: bool,
+) -> tuple[Selection, dict[str, Any]]:
+    """The backend for this call, asked for its weights where they are needed, or where it can give them."""
+    dtype = next((str(np.asarray(array).dtype) for array in arrays.values() if np.asarray(array).dtype.kind in "fV"), None)
+    request = {**options, **{key: arrays[key] for key in arrays if key not in record.required}}
+    if "return_weights" not in record.options:
+        return select(record.name, backend, options=request, dtype=dtype), options
+    asked = {**request, "return_weights": True}
+    selection = select(record.name, backend, options=asked if needs_weights else request, dtype=dtype)
+    limits = getattr(selection.function, "limits", None)
+    if needs_weights or limits is None or "return_weights" not in limits.lacks:
+        options = {**options, "return_weights": True}
+    return selection, options
+
+
+def named_outputs(record: Formula, result: Any) -> dict[str, np.ndarray]:
+    """A result's arrays by name."""
+    if not isinstance(result, tuple):
+        return {record.outputs[0]: np.asarray(result)}
+    fields = result._asdict() if hasattr(result, "_asdict") else dict(zip(record.outputs, result, strict=True))
+    return {key: np.asarray(value) for key, value in fields.items() if value is not None}
+
+
+def describe(array: np.ndarray, is_matrix: bool) -> dict[str, Any]:
+    """Shape, dtype and a few numbers of an array; the range of its row sums where it is a matrix of weights."""
+    numbers = array.astype(np.float64)
+    facts: dict[str, Any] = {"shape": list(array.shape), "dtype": str(array.dtype)}
+    if array.size == 1:
+        facts["value"] = numbers.item()
+    elif array.size:
+        facts |= {"norm": float(np.sqrt(np.sum(numbers**2))), "min": float(numbers.min()), "max": float(numbers.max())}
+        if is_matrix and array.ndim >= 2:
+            sums = numbers.sum(-1)
+            facts["row sums"] = [float(sums.min()), float(sums.max())]
+    return facts
+
+
+def show_summary(summary: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    title = f"{summary['formula']}: {summary['backend']}, {1e3 * summary['seconds']:.1f} ms"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "shape", "dtype", "norm", "min", "max", "row sums"):
+        table.add_column(column, justify="left" if column in ("", "shape", "dtype") else "right")
+    for key, facts in {**summary["inputs"], **summary["outputs"]}.items():
+        sums = facts.get("row sums")
+        numbers = [f"{facts[fact]:.6g}" if fact in facts else "" for fact in ("norm", "min", "max")]
+        if "value" in facts:
+            numbers[1] = f"{facts['value']:.10g}"
+        table.add_row(
+            key, " ".join(map(str, facts["shape"])) or "scalar", facts["dtype"],
+            *numbers,
+            (f"{sums[0]:.6g}" if np.isclose(*sums, rtol=1e-9) else f"{sums[0]:.6g} .. {sums[1]:.6g}") if sums else "",
+        )
+    console.print(table)
+    for line in summary["why"]:
+        console.print(f"  {line}", highlight=False, markup=False, style="dim")
+    for path in summary["written"]:
+        console.print(f"wrote {path}", highlight=False, markup=False)

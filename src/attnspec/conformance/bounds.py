@@ -1,0 +1,248 @@
+"""How far a correct twin may be from the float64 reference, element by element.
+
+A bound is computed in float64 from the twin's own, already rounded inputs. It is composed of the errors that a careful implementation
+makes: rounding of the logits and of the exponentials, the additions of one tiled chain, rounding of the result. Nothing in it is set by
+hand per test; changing a piece needs a derivation.
+
+    l_ij   = ((sqrt(d) + 2) a + 2 u_in) scale sum_c |q_ic k_jc|                error of a logit
+    ds_ij  = l_ij + a (4 + 2 (max_j s_ij - s_ij))                              error of an exponent
+    E_ij   = expm1(ds_ij) / sum_j p_ij exp(-ds_ij)                             relative error of a weight
+    |err|_i <= sum_j p_ij |v_j - o_i| E_ij + h(m) a sum_j p_ij |v_j| + u_out (|o_i| + sum_j p_ij |v_j|) + eta (1 + sum_j |v_j|)
+
+with a the unit roundoff of the accumulation, u_in and u_out those of inputs and outputs, eta half the smallest subnormal number of the
+output, h(k) = min(k, 64 + k/64) + 4 the longest chain of additions of a tiled kernel.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnspec.reference.formula import Formula
+from attnspec.reference.inputs import default_scale, grouped_heads, visible_keys
+from attnspec.reference.signed.cog import cog_weights
+from attnspec.reference.softmax.weights import attention_logits, softmax_weights, weighted_values
+
+ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+HALF_SUBNORMAL = {"float64": 2.0**-1075, "float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
+
+
+class Precision(NamedTuple):
+    """Unit roundoffs of the accumulation and of the input and output dtype, and half the output's smallest subnormal number."""
+
+    a: float
+    u: float
+    eta: float
+
+    @classmethod
+    def of(cls, dtype: str) -> "Precision":
+        return cls(ROUNDOFF["float64" if dtype == "float64" else "float32"], ROUNDOFF[dtype], HALF_SUBNORMAL[dtype])
+
+
+def chain(k: int) -> float:
+    """Additions in the longest chain of a kernel that tiles sums of more than 64 terms."""
+    return min(k, 64 + k / 64) + 4
+
+
+def spread(weights: np.ndarray, v: np.ndarray, o: np.ndarray, sign: Any = 1.0) -> np.ndarray:
+    """sum_j weights_ij |sign_ij v_j - o_i|, a feature at a time."""
+    sign = np.broadcast_to(sign, weights.shape)
+    columns = [np.sum(weights * np.abs(sign * v[..., None, :, c] - o[..., :, None, c]), axis=-1) for c in range(v.shape[-1])]
+    return np.stack(columns, axis=-1) if columns else np.zeros(o.shape)
+
+
+def weight_error(p: np.ndarray, ds: np.ndarray) -> np.ndarray:
+    """E_ij for weights p with exponent errors ds; 0 where a query sees nothing."""
+    total = np.sum(p * np.exp(-ds), axis=-1, keepdims=True)
+    return np.expm1(ds) / np.where(total == 0, 1.0, total)
+
+
+def tail(p: np.ndarray, v: np.ndarray, o: np.ndarray, precision: Precision, chains: float, roundings: float = 1.0) -> np.ndarray:
+    a, u, eta = precision
+    pv = p @ np.abs(v)
+    return chains * a * pv + u * (np.abs(o) + roundings * pv) + eta * (1 + np.sum(np.abs(v), axis=-2, keepdims=True))
+
+
+class Logits(NamedTuple):
+    """Logits, their errors and what is visible, of a function of q, k, v and the usual options."""
+
+    s: np.ndarray
+    error: np.ndarray
+    visible: np.ndarray
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+
+
+def logits_of(call: Mapping[str, Any], precision: Precision) -> Logits:
+    a, u, _ = precision
+    q, k, v = (np.asarray(call[name], dtype=np.float64) for name in ("q", "k", "v"))
+    if call.get("enable_gqa"):
+        k, v = grouped_heads(q, k, v)
+    bias, tau = call.get("bias"), call.get("tau") or 1.0
+    if call.get("log_prior") is not None:
+        bias = np.asarray(call["log_prior"], dtype=np.float64)
+    scale = default_scale(call.get("scale"), q) / tau
+    s = attention_logits(q, k, scale, call.get("softcap"))
+    error = ((np.sqrt(q.shape[-1]) + 2) * a + 2 * u) * abs(scale) * (np.abs(q) @ np.abs(np.swapaxes(k, -1, -2)))
+    if call.get("softcap"):
+        error = error + 4 * a * np.abs(s)
+    if bias is not None:
+        finite = np.where(np.isfinite(bias), np.abs(bias), 0.0)
+        error = error + (a + u) * (np.abs(s) + finite)
+        s = s + bias
+    visible = visible_keys(q.shape[-2], k.shape[-2], call.get("mask"), call.get("causal", False), call.get("window"))
+    visible = np.broadcast_to(visible & (s != -np.inf), np.broadcast_shapes(s.shape, np.shape(visible)))
+    return Logits(s, np.where(visible, error, 0.0), visible, q, k, v)
+
+
+def exponent_error(size: np.ndarray, error: np.ndarray, visible: np.ndarray, a: float, sink: Any = None) -> np.ndarray:
+    """ds for logits of which `size` goes into exp; the largest visible one is subtracted first."""
+    top = np.max(np.where(visible, size, -np.inf), axis=-1, keepdims=True, initial=-np.inf)
+    if sink is not None:
+        top = np.maximum(top, np.asarray(sink)[..., None, None])
+    return np.where(visible, error + a * (4 + 2 * (np.where(visible, top, 0.0) - np.where(visible, size, 0.0))), 0.0)
+
+
+def softmax_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """The sink enters the errors and the weights like a key whose value is 0."""
+    x = logits_of(call, precision)
+    sink = np.zeros(()) if record.name == "softmax_one_attention" else call.get("sink")
+    p, _ = softmax_weights(x.s, x.visible, sink)
+    o = weighted_values(p, x.v, x.visible)
+    ds = exponent_error(x.s, x.error, x.visible, precision.a, sink)
+    if sink is None:
+        core = spread(p * weight_error(p, ds), x.v, o)
+    else:
+        z = np.broadcast_to(np.asarray(sink, dtype=np.float64)[..., None, None], (*p.shape[:-1], 1))
+        top = np.max(np.where(x.visible, x.s, -np.inf), axis=-1, keepdims=True, initial=-np.inf)
+        dz = precision.u * np.abs(z) + precision.a * (4 + 2 * (np.maximum(top, z) - z))
+        both, d_both = np.concatenate([p, 1 - np.sum(p, axis=-1, keepdims=True)], axis=-1), np.concatenate([ds, dz], axis=-1)
+        padded = np.concatenate([x.v, np.zeros((*x.v.shape[:-2], 1, x.v.shape[-1]))], axis=-2)
+        core = spread(both * weight_error(both, d_both), padded, o)
+    return {"out": core + tail(p, x.v, o, precision, chain(p.shape[-1]))}
+
+
+def signed_softmax_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """A weight whose logit is smaller than its own error may come out with either sign."""
+    x = logits_of(call, precision)
+    A = cog_weights(x.s, x.visible, normaliser=call.get("normaliser", "visible"))
+    o = weighted_values(A, x.v, x.visible)
+    g, P = np.sign(x.s), np.abs(A)
+    size = np.abs(x.s)
+    E = weight_error(P, exponent_error(size, x.error, x.visible, precision.a))
+    flips = np.where(size <= x.error, 2 * P * (1 + E), 0.0)
+    return {"out": spread(P * E, x.v, o, g) + flips @ np.abs(x.v) + tail(P, x.v, o, precision, chain(P.shape[-1]))}
+
+
+def tensor_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """Softmax over the pairs (j1, j2) of two sets of keys."""
+    if call.get("k3") is not None:
+        raise NotImplementedError("no bound is derived for more than two sets of keys")
+    a, u, _ = precision
+    q, k1, k2, v1, v2 = (np.asarray(call[name], dtype=np.float64) for name in ("q", "k1", "k2", "v1", "v2"))
+    k2, v2 = k2 + (call.get("k2_bias") or 0.0), v2 + (call.get("v2_bias") or 0.0)
+    d = q.shape[-1]
+    scale = call.get("scale")
+    if scale is None:
+        scale = 1 / np.sqrt(d) if record.name == "two_simplicial_attention" else 1 / d
+    weights = record.function(**{**call, "return_weights": True}).weights
+
+    def products(q, k1, k2):
+        s = np.einsum("...il,...jl,...kl->...ijk", q, k1, k2)
+        return s.reshape(*s.shape[:-2], -1)
+
+    p = weights.reshape(*weights.shape[:-2], -1)
+    s = np.broadcast_to(scale * products(q, k1, k2), p.shape)
+    error = ((np.sqrt(d) + 3) * a + 3 * u) * abs(scale) * products(np.abs(q), np.abs(k1), np.abs(k2))
+    pairs = (v1[..., :, None, :] * v2[..., None, :, :]).reshape(*np.broadcast_shapes(v1.shape[:-2], v2.shape[:-2]), -1, v1.shape[-1])
+    o = p @ pairs
+    visible = p > 0
+    E = weight_error(p, exponent_error(s, np.broadcast_to(error, p.shape), visible, a))
+    chains = chain(k1.shape[-2]) + chain(k2.shape[-2])
+    return {"out": spread(p * E, pairs, o) + tail(p, pairs, o, precision, chains, roundings=2.0)}
+
+
+def hopfield_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """A fixed number of updates whose state is kept in the accumulation's precision; J carries an update's error through the next."""
+    a, u, eta = precision
+    x, y = (np.asarray(call[name], dtype=np.float64) for name in ("state", "stored"))
+    values = y if call.get("projection") is None else np.asarray(call["projection"], dtype=np.float64)
+    beta = 1 / np.sqrt(y.shape[-1]) if call.get("beta") is None else call["beta"]
+    mask = call.get("mask")
+    visible = np.broadcast_to(True if mask is None else mask, (*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2]))
+    updates = call.get("n_iters", 0) if record.name == "hopfield_retrieve" else 0
+    error = np.zeros(np.broadcast_shapes(x.shape, (*visible.shape[:-1], x.shape[-1])))
+    for step in range(updates + 1):
+        target = values if step == updates else y
+        s = beta * (x @ np.swapaxes(y, -1, -2))
+        p, _ = softmax_weights(s, visible)
+        o = p @ target
+        logit_error = (np.sqrt(y.shape[-1]) + 2) * a * beta * (np.abs(x) @ np.abs(np.swapaxes(y, -1, -2)))
+        E = weight_error(p, exponent_error(s, logit_error, visible, a))
+        pv = p @ np.abs(target)
+        deviation = target[..., None, :, :] - o[..., :, None, :]
+        centred = y[..., None, :, :] - (p @ y)[..., :, None, :]
+        J = beta * np.einsum("...ij,...ijc,...ijk->...ick", p, deviation, centred)
+        carried = np.einsum("...ick,...ik->...ic", np.abs(J), error)
+        error = spread(p * E, target, o) + chain(y.shape[-2]) * a * pv + a * (np.abs(o) + pv) + carried
+        x = o
+    return {"out": error + u * np.abs(x) + eta * (1 + np.sum(np.abs(values), axis=-2, keepdims=True))}
+
+
+def sinkhorn_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """T half-steps on logits and potentials kept in the accumulation's precision; du and dv are the errors of the potentials."""
+    a, _, _ = precision
+    q, k, v = (np.asarray(call[name], dtype=np.float64) for name in ("q", "k", "v"))
+    if call.get("key_mask") is not None or call.get("output_scaling", "rows") != "rows" or call.get("cost", "dot") != "dot":
+        raise NotImplementedError("the Sinkhorn bound is derived for the dot-product cost, row scaling and no key mask")
+    eps, T = call.get("eps", 1.0), call.get("n_iters", 3)
+    n, m = q.shape[-2], k.shape[-2]
+    scale = default_scale(call.get("scale"), q)
+    S = attention_logits(q, k, scale) / eps
+    ds = (np.sqrt(q.shape[-1]) + 3) * a * abs(scale) / eps * (np.abs(q) @ np.abs(np.swapaxes(k, -1, -2))) + a * np.abs(S)
+    u, w = np.zeros((*S.shape[:-1], 1)), np.zeros((*S.shape[:-2], 1, m))
+    du, dw = np.zeros_like(u), np.zeros_like(w)
+    for t in range(T):
+        axis, count, moved = (-1, n, dw) if t % 2 == 0 else (-2, m, du)
+        X = S + (w if t % 2 == 0 else u)
+        top = np.max(X, axis=axis, keepdims=True)
+        L = top + np.log(np.sum(np.exp(X - top), axis=axis, keepdims=True))
+        R = np.exp(X - L)
+        rho = a * (np.abs(X) + 2 * np.abs(X - top) + 4)
+        potential = -np.log(count) - L
+        error = np.sum(R * (ds + moved + rho), axis=axis, keepdims=True)
+        error += chain(X.shape[axis]) * a + 2 * a * (np.abs(L) + np.log(count) + np.abs(potential))
+        if t % 2 == 0:
+            u, du = potential, error
+        else:
+            w, dw = potential, error
+    A = n * np.exp(S + u + w)
+    o = A @ v
+    r = ds + dw + a * (4 + np.abs(S) + np.abs(u) + np.abs(w) + np.log(n))
+    if T % 2:
+        core = spread(A * weight_error(A, r), v, o)
+        core = core + np.abs(o) * (chain(m) * a + 3 * a * (np.abs(u) + np.log(n) + np.abs(u + np.log(n))))
+    else:
+        core = (A * np.expm1(r + du)) @ np.abs(v)
+    return {"out": core + tail(A, v, o, precision, chain(m))}
+
+
+BOUNDS: dict[str, Callable[[Formula, Mapping[str, Any], Precision], dict[str, np.ndarray]]] = {
+    "softmax": softmax_bound,
+    "signed softmax": signed_softmax_bound,
+    "tensor": tensor_bound,
+    "hopfield": hopfield_bound,
+    "sinkhorn": sinkhorn_bound,
+}
+
+
+def bound(record: Formula, arrays: Mapping[str, Any], options: Mapping[str, Any], dtype: str) -> dict[str, np.ndarray]:
+    """Bounds on |twin - reference| for the outputs of one call, by name.
+
+    Raises NotImplementedError where no bound is derived for the formula or for these options.
+    """
+    if record.bound not in BOUNDS:
+        raise NotImplementedError(f"no error bound is derived for {record.name} yet")
+    with np.errstate(over="ignore"):                                   # exp of a hopeless error: the bound is then infinite
+        return BOUNDS[record.bound](record, {**arrays, **options}, Precision.of(dtype))

@@ -1,0 +1,103 @@
+"""Check a formula on a backend: golden vectors and identities for the reference, error bounds against the reference for a twin."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.bounds import bound
+from attnspec.conformance.cases import cases
+from attnspec.conformance.identities import discrepancy, identities
+from attnspec.dispatch import BACKENDS, record_of, select
+from attnspec.golden import golden_cases
+from attnspec.reference.formula import Formula
+from attnspec.reference.inputs import parse_shape
+
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing checked: its error and the bound on it, or why it was not judged."""
+
+    formula: str
+    kind: str                         # golden, identity or bound
+    case: str
+    error: float = math.nan
+    bound: float = math.nan
+    skipped: str | None = None
+
+    @property
+    def ratio(self) -> float:
+        if self.skipped is not None:
+            return math.nan
+        return 0.0 if self.error == 0 else self.error / self.bound if self.bound > 0 else math.inf
+
+    @property
+    def passed(self) -> bool:
+        """Whether it was judged and right; a NaN ratio is wrong."""
+        return self.skipped is None and self.ratio <= 1
+
+
+def verify(name: str, backend: str = "reference") -> Iterator[Check]:
+    """Every check of the formula `name` on a backend. Raises ValueError where the backend or the formula does not exist."""
+    selection = select(name, backend)
+    if selection.backend == "reference":
+        yield from verify_reference(name)
+    else:
+        yield from verify_twin(record_of(name), selection.function)
+
+
+def verify_reference(name: str) -> Iterator[Check]:
+    function = BACKENDS["reference"].function(name)
+    for case in golden_cases(name):
+        yield Check(name, "golden", case.name, *case.outcome(function))
+    for one in identities(name):
+        worst = max((discrepancy(one, seed) for seed in range(SEEDS)), key=lambda pair: pair[0] / pair[1] if pair[1] else math.inf)
+        yield Check(name, "identity", one.text, *worst)
+
+
+def verify_twin(record: Formula, twin: Any) -> Iterator[Check]:
+    """The twin on the standard cases in each of its dtypes, against the reference fed with the same rounded inputs."""
+    for case in cases(record):
+        for dtype in twin.limits.dtypes:
+            label = f"{case.name}-{dtype}"
+            lacking = [option for option in {**case.options, **case.arrays} if option in twin.limits.lacks]
+            if lacking:
+                yield Check(record.name, "bound", label, skipped=f"lacks {lacking[0]}: {twin.limits.lacks[lacking[0]]}")
+                continue
+            rounded = {key: as_dtype(value, dtype) if parse_shape(record.shapes[key]).kind == "real" else value
+                       for key, value in case.arrays.items()}
+            exact = {key: np.asarray(value, dtype=np.float64) if value.dtype.kind in "fV" else value for key, value in rounded.items()}
+            try:
+                limits = bound(record, exact, case.options, dtype)
+            except NotImplementedError as reason:
+                yield Check(record.name, "bound", label, skipped=str(reason))
+                continue
+            yield judge(record.name, label, twin(**rounded, **case.options), record.function(**exact, **case.options), limits)
+
+
+def as_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
+    import ml_dtypes
+
+    return array.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def judge(name: str, case: str, got: Any, want: Any, limits: dict[str, np.ndarray]) -> Check:
+    """The element of all outputs whose error is largest in units of its bound."""
+    worst = Check(name, "bound", case, 0.0, 1.0)
+    outputs = want._asdict() if hasattr(want, "_asdict") else {"out": want}
+    results = got._asdict() if hasattr(got, "_asdict") else {"out": got}
+    for key, limit in limits.items():
+        ours, theirs = np.asarray(outputs[key]), np.asarray(results[key], dtype=np.float64)
+        if ours.shape != theirs.shape:
+            return Check(name, "bound", case, math.inf, 1.0)
+        error, limit = np.abs(theirs - ours), np.broadcast_to(limit, ours.shape)
+        ratio = np.where(error == 0, 0.0, error / np.where(limit == 0, 1.0, limit))
+        ratio = np.where(np.isnan(ratio) | ((limit == 0) & (error > 0)), np.inf, ratio)
+        if ratio.size and ratio.max() >= worst.ratio:
+            at = np.unravel_index(np.argmax(ratio), ratio.shape)
+            worst = Check(name, "bound", case, float(np.nan_to_num(error[at], nan=np.inf)), float(limit[at]))
+    return worst
