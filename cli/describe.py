@@ -43,12 +43,19 @@ def as_data(record: Formula) -> dict[str, Any]:
 @click.command("list")
 @click.option("--family", metavar="FAMILY", help="Only this family.")
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSON.")
-def list_command(family: str | None, as_json: bool) -> None:
+@click.option("--markdown", is_flag=True, help="Print the table of the README.")
+def list_command(family: str | None, as_json: bool, markdown: bool) -> None:
     """List the formulas: name, family, backends, source."""
     with refusing("--"):
         records = formulas(family)
     if as_json:
         click.echo(json.dumps([as_data(record) for record in records.values()], indent=2, default=str))
+        return
+    if markdown:
+        click.echo("| formula | family | equation | source | known by |\n|---|---|---|---|---|")
+        for record in records.values():
+            equation = record.equation.replace("|", "\\|")
+            click.echo(f"| `{record.name}` | {record.family} | {equation} | {record.source} | {record.status} |")
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

@@ -53,7 +53,8 @@ def verify(names: tuple[str, ...], backend: str, as_json: bool) -> None:
 
 def as_row(check: Any) -> dict[str, Any]:
     numbers = {"error": check.error, "bound": check.bound, "ratio": check.ratio}
-    return {"formula": check.formula, "kind": check.kind, "case": check.case, "passed": check.passed, "skipped": check.skipped,
+    return {"formula": check.formula, "kind": check.kind, "case": check.case, "passed": check.passed,
+            "skipped": check.skipped, "note": check.note,
             **{key: value if math.isfinite(value) else str(value) for key, value in numbers.items()}}
 
 
@@ -85,8 +86,8 @@ def show_table(found: dict[str, list[Any]], backend: str) -> None:
     for checks in found.values():
         for check in checks:
             if check.skipped is None and not check.passed:
-                console.print(f"FAILED {check.formula}, {check.kind} {check.case}: error {check.error:.3g}, allowed {check.bound:.3g}",
-                              highlight=False, markup=False)
+                console.print(f"FAILED {check.formula}, {check.kind} {check.case}: error {check.error:.3g}, allowed {check.bound:.3g}"
+                              + (f" ({check.note})" if check.note else ""), highlight=False, markup=False)
     reasons = {(name, check.skipped) for name, checks in found.items() for check in checks if check.skipped}
     for name, reason in sorted(reasons):
         console.print(f"not judged: {name}: {reason}", highlight=False, markup=False)

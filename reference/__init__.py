@@ -9,5 +9,9 @@ from attnspec.reference.signed import *  # noqa: F403
 from attnspec.reference.softmax import *  # noqa: F403
 from attnspec.reference.transport import *  # noqa: F403
 
-__all__ = ["RECORDS", "Formula"]
-__all__ += [name for family in (softmax, transport, signed, affine, higher_order, memory) for name in family.__all__]
+FAMILIES = {
+    "softmax": softmax, "transport": transport, "signed": signed, "affine": affine, "higher_order": higher_order, "memory": memory,
+}
+
+__all__ = ["FAMILIES", "RECORDS", "Formula"]
+__all__ += [name for family in FAMILIES.values() for name in family.__all__]

@@ -82,7 +82,7 @@ class Formula:
         return tuple(dict.fromkeys(names))
 
     def complete_sizes(self, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
-        """`sizes` with a value for every dimension: n=12, m=n, d=8, e=d unless the record or the caller says otherwise."""
+        """`sizes` with a value for every dimension: n=12, m=n, d=8, e=d, others 4 unless the record or the caller says otherwise."""
         given = dict(sizes or {})
         leading = ("b", "h", "hk") if any("..." in shape.split() for shape in self.shapes.values()) else ()
         known = dict.fromkeys(self.dimensions + leading)
@@ -91,7 +91,10 @@ class Formula:
                 raise ValueError(f"shape: {self.name} has no dimension {name!r}; it has {', '.join(known)}")
             inputs.whole(f"shape {name}", size, least=0)
         defaults = {**COMMON_SIZES, **self.sizes}
+        needed = {dim for name in (*self.required, *self.outputs) for dim in inputs.parse_shape(self.shapes[name]).names}
         for name in self.dimensions:
+            if name == "h" and name not in needed:                     # only an optional array speaks of heads: then so must the caller
+                continue
             value: int | str = given.get(name, defaults.get(name, 4))
             while isinstance(value, str):
                 value = given.get(value, defaults.get(value, 4))

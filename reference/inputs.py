@@ -126,7 +126,8 @@ def check_groups(name: str, front: tuple[int, ...], lead: tuple[int, ...], lead_
 def check_broadcast(name, shape: Shape, array, sizes, lead, lead_of) -> None:
     """Check an array whose axes may be 1 or absent against the sizes that the others fixed."""
     names = shape.names
-    known = [sizes[dim][0] if dim in sizes else (lead[-1] if dim == "h" and lead else None) for dim in names]
+    heads = lead[-1] if lead else 1                                    # where no shape names h, the last leading axis counts the heads
+    known = [sizes[dim][0] if dim in sizes else heads if dim == "h" else None for dim in names]
     tail = array.shape[-len(names) :] if array.ndim else ()
     for dim, size, want in zip(names[::-1], tail[::-1], known[::-1], strict=False):
         if want is None:
@@ -206,8 +207,11 @@ def grouped_heads(q: np.ndarray, *keys_values: np.ndarray) -> tuple[np.ndarray, 
     return tuple(np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in keys_values)
 
 
-def visible_keys(n: int, m: int, mask: np.ndarray | None = None, causal: bool | str = False, window: Any = None) -> np.ndarray:
-    """Which keys each query may see: bool, broadcastable to (..., n, m).
+def visible_keys(
+    n: int, m: int, mask: np.ndarray | None = None, causal: bool | str = False, window: Any = None, *,
+    queries: slice = slice(None), keys: slice = slice(None),
+) -> np.ndarray:
+    """Which keys each query may see: bool, broadcastable to (..., n, m), or to a block of it where `queries` and `keys` cut one out.
 
     causal: "bottom-right" (or True) lets query i see keys j <= i + m - n, "top-left" j <= i.
     window: (left, right) lets it see keys p - left <= j <= p + right around its own position p, None or -1 being unbounded;
@@ -219,9 +223,9 @@ def visible_keys(n: int, m: int, mask: np.ndarray | None = None, causal: bool | 
     """
     if causal is not False and causal is not True:
         one_of("causal", causal, CAUSAL)
-    p = np.arange(n)[:, None] + (m - n if causal in (True, "bottom-right") else 0)
-    j = np.arange(m)[None, :]
-    visible = np.ones((n, m), bool) if causal is False else j <= p
+    p = np.arange(n)[queries, None] + (m - n if causal in (True, "bottom-right") else 0)
+    j = np.arange(m)[None, keys]
+    visible = (j <= p) | (causal is False)
     if window is not None:
         left, right = window_sides(window)
         visible = visible & ((left is None) | (j >= p - (left or 0))) & ((right is None) | (j <= p + (right or 0)))

@@ -87,21 +87,23 @@ class TestAuto:
 class TestNamedBackend:
     def test_missing_library_is_an_error_that_lists_what_is_there(self, monkeypatch):
         monkeypatch.setitem(BACKENDS, "mlx", Backend("mlx", "attnspec.mlx_backend", "no_such_library", "pip install mlx"))
-        with pytest.raises(ValueError, match=r"^backend: mlx cannot compute cog_attention: no_such_library is not installed .*; available: reference$"):
+        message = r"^backend: mlx cannot compute cog_attention: no_such_library is not installed .*; available: reference$"
+        with pytest.raises(ValueError, match=message):
             attnspec.attend("cog_attention", q, k, v, backend="mlx")
 
     def test_missing_formula_is_an_error(self, kernels):
         kernels(softmax_in_the_arrays_own_dtype, lacks=LACKS)
-        with pytest.raises(ValueError, match="^backend: numba cannot compute cog_attention: it has no cog_attention; available: reference$"):
+        message = r"^backend: numba cannot compute cog_attention: it has no cog_attention; available: reference$"
+        with pytest.raises(ValueError, match=message):
             attnspec.attend("cog_attention", q, k, v, backend="numba")
 
     def test_missing_option_is_an_error_that_names_it(self, kernels):
         kernels(softmax_in_the_arrays_own_dtype, lacks=LACKS)
-        with pytest.raises(ValueError, match="lacks mask: no masks yet; available: reference$"):
+        with pytest.raises(ValueError, match=r"lacks mask: no masks yet; available: reference$"):
             attnspec.attend("scaled_dot_product_attention", q, k, v, backend="numba", mask=np.ones((6, 6), bool))
 
     def test_unknown_backend(self):
-        with pytest.raises(ValueError, match="^backend: expected auto, mlx, numba, reference, got 'cuda'$"):
+        with pytest.raises(ValueError, match=r"^backend: expected auto, mlx, numba, reference, got 'cuda'$"):
             attnspec.attend("cog_attention", q, k, v, backend="cuda")
 
 
@@ -139,7 +141,8 @@ class TestLayouts:
 
     def test_arrays_may_be_named(self):
         named = {"q": q.swapaxes(1, 2), "k": k.swapaxes(1, 2), "v": v.swapaxes(1, 2)}
-        np.testing.assert_array_equal(attnspec.attend("cog_attention", layout="bthd", **named).swapaxes(1, 2), attnspec.cog_attention(q, k, v))
+        out = attnspec.attend("cog_attention", layout="bthd", **named)
+        np.testing.assert_array_equal(out.swapaxes(1, 2), attnspec.cog_attention(q, k, v))
 
     def test_weights_keep_heads_first(self):
         result = attnspec.attend("cog_attention", *(x.swapaxes(1, 2) for x in (q, k, v)), layout="bthd", return_weights=True)
@@ -153,17 +156,32 @@ class TestLayouts:
         for name in ("dq", "dk", "dv"):
             np.testing.assert_array_equal(getattr(got, name).swapaxes(1, 2), getattr(want, name))
 
+    def test_every_set_of_keys_follows_the_layout(self):
+        arrays = [RNG.standard_normal((2, 3, size, 3)) for size in (4, 5, 3, 5, 3)]
+        got = attnspec.attend("tensor_attention", *(x.swapaxes(1, 2) for x in arrays), layout="bthd")
+        np.testing.assert_array_equal(got.swapaxes(1, 2), attnspec.tensor_attention(*arrays))
+
+    def test_layers_inputs_have_no_heads_and_stay(self):
+        arrays = attnspec.formulas()["affine_scaled_attention"].draw({"b": 2, "n": 5})
+        swapped = {name: x.swapaxes(1, 2) if name in ("q", "k", "v") else x for name, x in arrays.items()}
+        got = attnspec.attend("affine_scaled_attention", layout="bthd", **swapped)
+        np.testing.assert_array_equal(got.swapaxes(1, 2), attnspec.affine_scaled_attention(**arrays))
+
+    def test_formulas_without_heads_have_one_layout(self):
+        with pytest.raises(ValueError, match=r"^layout: context_broadcasting takes no arrays with heads, so only 'bhtd' fits, got 'bthd'$"):
+            attnspec.attend("context_broadcasting", q, layout="bthd")
+
     def test_wrong_rank_and_unknown_layout(self):
         with pytest.raises(ValueError, match=r"^q: layout thd expects 3 axes, got \(2, 4, 6, 8\)$"):
             attnspec.attend("cog_attention", q, k, v, layout="thd")
-        with pytest.raises(ValueError, match="^layout: expected bhtd, bthd, thd, got 'bdht'$"):
+        with pytest.raises(ValueError, match=r"^layout: expected bhtd, bthd, thd, got 'bdht'$"):
             attnspec.attend("cog_attention", q, k, v, layout="bdht")
 
 
 def test_unknown_formula_gets_the_nearest_name():
-    with pytest.raises(ValueError, match="^formula: no 'cog_atention' here; did you mean 'cog_attention'\\?$"):
+    with pytest.raises(ValueError, match=r"^formula: no 'cog_atention' here; did you mean 'cog_attention'\?$"):
         attnspec.attend("cog_atention", q, k, v)
-    with pytest.raises(ValueError, match="^family: expected one of .*, got 'sign'"):
+    with pytest.raises(ValueError, match=r"^family: expected one of .*, got 'sign'"):
         attnspec.formulas("sign")
-    with pytest.raises(AttributeError, match="has no attribute 'cog'"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'cog'"):
         _ = attnspec.cog

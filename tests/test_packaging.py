@@ -46,7 +46,7 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
     source = folder / "source"                                         # a copy: building leaves files behind, and old ones come back
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__"))
-    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source], check=True, capture_output=True, text=True)
+    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source], check=True, capture_output=True)
     (found,) = folder.glob("*.whl")
     return found
 

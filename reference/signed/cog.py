@@ -129,10 +129,10 @@ def cog_attention_backward(q, k, v, do, *, scale=None, mask=None, causal=False, 
     P = g * A
     visible = np.broadcast_to(visible, A.shape)
     D = np.sum(do * out, axis=-1, keepdims=True)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):                                # NaN and inf at positions that nobody sees
         dP = g * (do @ np.swapaxes(v_shared, -1, -2))
-    # A logit of 0 has weight 0 but counts 1 in the normaliser; g = 0 drops it, as sign(p) has no derivative there.
-    dp = np.where(visible & (P != 0), g * P * (dP - D), 0.0)
+        # A logit of 0 has weight 0 but counts 1 in the normaliser; g = 0 drops it, as sign(p) has no derivative there.
+        dp = np.where(visible & (P != 0), g * P * (dP - D), 0.0)
     scale = default_scale(scale, q)
     dq = scale * weighted_values(dp, k_shared, visible)
     dk = scale * weighted_values(np.swapaxes(dp, -1, -2), q, np.swapaxes(visible, -1, -2))

@@ -114,11 +114,12 @@ def scaled_dot_product_attention_backward(
     P, L = softmax_weights(s if bias is None else s + bias, visible, sink)
     out = weighted_values(P, v_shared, visible)
 
+    do = np.broadcast_to(do, np.broadcast_shapes(do.shape, out.shape))
     D = np.sum(do * out, axis=-1, keepdims=True)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):                                # NaN and inf at positions that nobody sees
         dP = do @ np.swapaxes(v_shared, -1, -2)
-    dS = np.where(visible & (P != 0), P * (dP - D), 0.0)
-    dX = dS * (1 - (s / softcap) ** 2) if softcap else dS              # of the logits before the softcap
+        dS = np.where(visible & (P != 0), P * (dP - D), 0.0)
+        dX = dS * np.where(visible, 1 - (s / softcap) ** 2, 0.0) if softcap else dS      # of the logits before the softcap
     scale = default_scale(scale, q)
     dq = scale * weighted_values(dX, k_shared, visible)
     dk = scale * weighted_values(np.swapaxes(dX, -1, -2), q, np.swapaxes(visible, -1, -2))
@@ -129,6 +130,6 @@ def scaled_dot_product_attention_backward(
     dbias = None if bias is None else sum_to_shape(dS, bias.shape)
     dsink = None
     if sink is not None:
-        p_sink = np.exp(np.asarray(sink)[..., None] - L)
+        p_sink = np.exp(sink[..., None] - np.where(L.real == -np.inf, 0.0, L))    # L = -inf only where the sink is at -inf too
         dsink = sum_to_shape(-np.sum(p_sink * D[..., 0], axis=-1), sink.shape)
     return AttentionGradients(sum_to_shape(dq, q.shape), sum_to_shape(dk, k.shape), sum_to_shape(dv, v.shape), dbias, dsink)

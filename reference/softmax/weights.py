@@ -11,6 +11,7 @@ Attention, opset 24.
 
 Conventions. The largest visible logit is subtracted before exp. A query that sees no key, or only keys at -inf, has weights 0 and a
 log-sum-exp of -inf (z where there is a sink). What stands at a position that a query may not see never reaches its weights, NaN included.
+NaN or +inf among the logits that it sees makes its row NaN. A softcap of None, 0 or inf is none.
 
 Identities. Rows of P sum to 1 without a sink, to sigmoid(L0 - z) with one, L0 being the log-sum-exp without it.
 
@@ -28,9 +29,9 @@ def attention_logits(q, k, scale=None, softcap=None, bias=None):
     """Logits s (..., n, m) of q (..., n, d) and k (..., m, d), before any mask."""
     with np.errstate(invalid="ignore"):                                # an inf in a key that nobody may see
         s = default_scale(scale, q) * (q @ np.swapaxes(k, -1, -2))
-    if softcap is not None and number("softcap", softcap, least=0) > 0:
-        s = softcap * np.tanh(s / softcap)
-    return s if bias is None else s + bias
+        if softcap is not None and 0 < number("softcap", softcap, least=0).real < np.inf:
+            s = softcap * np.tanh(s / softcap)
+        return s if bias is None else s + bias
 
 
 def softmax_weights(s, visible=True, sink=None):
@@ -44,19 +45,21 @@ def softmax_weights(s, visible=True, sink=None):
     z = np.asarray(-np.inf if sink is None else sink)[..., None, None]
     top = np.maximum(np.max(s.real, axis=-1, keepdims=True, initial=-np.inf), z.real)
     top = np.where(top == -np.inf, 0.0, top)
-    e = np.exp(s - top)
-    total = np.sum(e, axis=-1, keepdims=True) + np.exp(z - top)
+    with np.errstate(invalid="ignore"):                                # inf - inf: a visible logit of +inf makes its row NaN
+        e = np.exp(s - top)
+        total = np.sum(e, axis=-1, keepdims=True) + np.exp(z - top)
     empty = total == 0
     L = np.where(empty, -np.inf, top + np.log(np.where(empty, 1.0, total)))
-    return e / np.where(empty, 1.0, total), L[..., 0]
+    return np.where(visible, e / np.where(empty, 1.0, total), 0.0), L[..., 0]     # 0 also where the rest of a row is NaN
 
 
 def weighted_values(A, v, visible=True):
     """A @ v for weights A (..., n, m) and values v (..., m, e), in which nothing of an unseen value arrives, NaN and inf included."""
     if np.all(np.isfinite(v)):
         return A @ v
-    terms = A[..., :, :, None] * np.where(np.asarray(visible)[..., None], v[..., None, :, :], 0.0)
-    return np.sum(terms, axis=-2)
+    with np.errstate(invalid="ignore"):                                # a visible inf of weight 0 makes its output NaN
+        terms = A[..., :, :, None] * np.where(np.asarray(visible)[..., None], v[..., None, :, :], 0.0)
+        return np.sum(terms, axis=-2)
 
 
 @formula(

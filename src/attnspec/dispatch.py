@@ -58,14 +58,13 @@ class Selection:
 
 
 def formulas(family: str | None = None) -> dict[str, Formula]:
-    """The records of all formulas by name, or of one family's. Raises ValueError for a family that does not exist."""
-    from attnspec import reference
+    """The records of all formulas by name, family by family, or of one family's. Raises ValueError for a family that does not exist."""
+    from attnspec.reference import FAMILIES, RECORDS
 
-    records = reference.RECORDS
-    families = dict.fromkeys(record.family for record in records.values())
-    if family is not None and family not in families:
-        raise ValueError(f"family: expected one of {', '.join(families)}, got {family!r}{nearest(family, families)}")
-    return {name: record for name, record in records.items() if family in (None, record.family)}
+    if family is not None and family not in FAMILIES:
+        raise ValueError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}{nearest(family, FAMILIES)}")
+    wanted = list(FAMILIES) if family is None else [family]
+    return {name: record for one in wanted for name, record in sorted(RECORDS.items()) if record.family == one}
 
 
 def record_of(name: str) -> Formula:
@@ -164,6 +163,8 @@ def attend(name: str, *arrays: Any, backend: str = "auto", layout: str = "bhtd",
     if layout == "bhtd":
         return selection.function(*arrays, **options)
 
+    if headed(record).isdisjoint(record.arrays):
+        raise ValueError(f"layout: {name} takes no arrays with heads, so only 'bhtd' fits, got {layout!r}")
     named = dict(zip(record.parameters, arrays, strict=False))
     transposed = {
         key: swap_heads(key, value, layout) if key in headed(record) else value for key, value in {**named, **options}.items()
@@ -181,16 +182,22 @@ def _fields(result: tuple) -> tuple[str, ...]:
 
 
 def headed(record: Formula) -> set[str]:
-    """The arrays of a formula that have a head axis before tokens and features, and follow the layout."""
+    """The arrays of a formula that have a head axis before tokens and features, and follow the layout.
+
+    A record that names heads says which; elsewhere it is every (..., tokens, features) but those of the model's width c, which is not
+    split into heads.
+    """
     from attnspec.reference.inputs import parse_shape
 
     shapes = {name: parse_shape(text) for name, text in record.shapes.items()}
-    explicit = {name for name, s in shapes.items() if s.leading and len(s.dims) == 3 and s.names[0] in ("h", "hk")}
-    if explicit:
-        return explicit
-    tokens = ("n", "m")
-    return {name for name, s in shapes.items()
-            if s.leading and len(s.dims) == 2 and s.names[0] in tokens and s.names[1] not in tokens and s.kind == "real"}
+    shapes = {name: shape for name, shape in shapes.items() if shape.leading and shape.kind == "real"}
+    tokens = [dim for dim in record.dimensions if dim == "n" or dim.rstrip("0123456789") == "m"]
+
+    def ends_in_features(names: tuple[str, ...]) -> bool:
+        return len(names) == 2 and names[0] in tokens and names[1] not in (*tokens, "c")
+
+    named = {name for name, shape in shapes.items() if shape.names[:1] in (("h",), ("hk",)) and ends_in_features(shape.names[1:])}
+    return named or {name for name, shape in shapes.items() if ends_in_features(shape.names)}
 
 
 def swap_heads(name: str, array: Any, layout: str) -> Any:

@@ -64,6 +64,18 @@ def test_gradients_of_grouped_heads():
                      {"q": gradients.dq, "k": gradients.dk, "v": gradients.dv}, arrays, cotangent)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_gradients_where_an_unseen_key_is_not_finite(bad):
+    keys, values = k[0, 0].copy(), v[0, 0].copy()
+    keys[-1] = values[-1] = bad
+    mask = np.arange(6) < 5
+    got = attnspec.cog_attention_backward(q[0, 0], keys, values, do[0, 0], mask=mask)
+    want = attnspec.cog_attention_backward(q[0, 0], keys[:5], values[:5], do[0, 0])
+    np.testing.assert_allclose(got.dq, want.dq, rtol=1e-13)
+    for name in ("dk", "dv"):
+        np.testing.assert_allclose(getattr(got, name), np.pad(getattr(want, name), ((0, 1), (0, 0))), rtol=1e-13)
+
+
 def test_unknown_normaliser_is_refused():
     with pytest.raises(ValueError, match=r"^normaliser: expected 'visible' or 'nonzero', got 'sum'$"):
         attnspec.cog_attention(q, k, v, normaliser="sum")

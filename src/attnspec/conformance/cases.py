@@ -38,7 +38,7 @@ def cases(record: Formula, seed: int = 0) -> Iterator[Case]:
             grouped = {"h": 4, "hk": 2} if option == "enable_gqa" and "hk" not in record.dimensions else {}
             yield Case(f"{option}={value}{label(sizes)}", record.draw({**sizes, **grouped}, seed), {option: value})
         if option in DRAWN and option not in record.required:
-            lead = {"h": 2} if option == "sink" and "h" not in record.dimensions else {}
+            lead = {"h": 2} if option == "sink" else {}
             full = {**record.complete_sizes({**sizes, **lead}), **lead}
             arrays = record.draw({**sizes, **lead}, seed)
             yield Case(f"{option}{label(sizes)}", {**arrays, option: record.draw_one(option, full, rng)}, {})

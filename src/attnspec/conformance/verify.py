@@ -1,8 +1,9 @@
 """Check a formula on a backend: golden vectors and identities for the reference, error bounds against the reference for a twin."""
 
+import functools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class Check:
     error: float = math.nan
     bound: float = math.nan
     skipped: str | None = None
+    note: str = ""
 
     @property
     def ratio(self) -> float:
@@ -53,10 +55,19 @@ def verify(name: str, backend: str = "reference") -> Iterator[Check]:
 def verify_reference(name: str) -> Iterator[Check]:
     function = BACKENDS["reference"].function(name)
     for case in golden_cases(name):
-        yield Check(name, "golden", case.name, *case.outcome(function))
+        yield guarded(Check(name, "golden", case.name), lambda case=case: case.outcome(function))
     for one in identities(name):
-        worst = max((discrepancy(one, seed) for seed in range(SEEDS)), key=lambda pair: pair[0] / pair[1] if pair[1] else math.inf)
-        yield Check(name, "identity", one.text, *worst)
+        yield guarded(Check(name, "identity", one.text), lambda one=one: max(
+            (discrepancy(one, seed) for seed in range(SEEDS)), key=lambda pair: pair[0] / pair[1]))
+
+
+def guarded(check: Check, outcome: Callable[[], tuple[float, float]]) -> Check:
+    """The check with its outcome; failed, with the reason, where the function under test raises."""
+    try:
+        error, limit = outcome()
+    except Exception as problem:
+        return replace(check, error=math.inf, bound=0.0, note=f"{type(problem).__name__}: {problem}")
+    return replace(check, error=error, bound=limit)
 
 
 def verify_twin(record: Formula, twin: Any) -> Iterator[Check]:
@@ -76,7 +87,9 @@ def verify_twin(record: Formula, twin: Any) -> Iterator[Check]:
             except NotImplementedError as reason:
                 yield Check(record.name, "bound", label, skipped=str(reason))
                 continue
-            yield judge(record.name, label, twin(**rounded, **case.options), record.function(**exact, **case.options), limits)
+            want = record.function(**exact, **case.options)
+            call = functools.partial(twin, **rounded, **case.options)
+            yield guarded(Check(record.name, "bound", label), functools.partial(judged, call, want, limits))
 
 
 def as_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -85,19 +98,21 @@ def as_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
-def judge(name: str, case: str, got: Any, want: Any, limits: dict[str, np.ndarray]) -> Check:
-    """The element of all outputs whose error is largest in units of its bound."""
-    worst = Check(name, "bound", case, 0.0, 1.0)
+def judged(call: Callable[[], Any], want: Any, limits: dict[str, np.ndarray]) -> tuple[float, float]:
+    """(error, bound) of the element, among all outputs of the call, whose error is largest in units of its bound."""
+    got = call()
+    worst, worst_ratio = (0.0, 1.0), 0.0
     outputs = want._asdict() if hasattr(want, "_asdict") else {"out": want}
     results = got._asdict() if hasattr(got, "_asdict") else {"out": got}
     for key, limit in limits.items():
         ours, theirs = np.asarray(outputs[key]), np.asarray(results[key], dtype=np.float64)
         if ours.shape != theirs.shape:
-            return Check(name, "bound", case, math.inf, 1.0)
+            raise ValueError(f"{key}: expected shape {ours.shape}, got {theirs.shape}")
         error, limit = np.abs(theirs - ours), np.broadcast_to(limit, ours.shape)
         ratio = np.where(error == 0, 0.0, error / np.where(limit == 0, 1.0, limit))
         ratio = np.where(np.isnan(ratio) | ((limit == 0) & (error > 0)), np.inf, ratio)
-        if ratio.size and ratio.max() >= worst.ratio:
+        if ratio.size and ratio.max() >= worst_ratio:
             at = np.unravel_index(np.argmax(ratio), ratio.shape)
-            worst = Check(name, "bound", case, float(np.nan_to_num(error[at], nan=np.inf)), float(limit[at]))
+            worst_ratio = float(ratio[at])
+            worst = (float(np.nan_to_num(error[at], nan=np.inf)), float(limit[at]))
     return worst

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnspec.dispatch import record_of
-
-FAMILIES = ("softmax", "transport", "signed", "affine", "higher_order", "memory")
+from attnspec.reference import FAMILIES
 
 
 @dataclass

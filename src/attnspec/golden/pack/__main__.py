@@ -10,9 +10,9 @@ import sys
 
 import numpy as np
 
-from attnspec.conformance.identities import FAMILIES
 from attnspec.golden import GoldenCase, save
 from attnspec.golden.pack import PACKERS
+from attnspec.reference import FAMILIES
 
 HEAD = """# Where the golden vectors come from
 

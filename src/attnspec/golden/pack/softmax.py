@@ -28,11 +28,19 @@ def _(z, case):
     return GoldenCase({**qkv(z), **optional}, {"out": z["out"]}, options)
 
 
+BACKWARD_OPTIONS = {"torch__plain": {}, "torch__causal": {"causal": "top-left"},
+                    "torch__softcap1p5_causal_br": {"causal": "bottom-right", "softcap": 1.5}}
+
+
 @packs("scaled_dot_product_attention_backward__torch__*", formula=f"{FORWARD}_backward", source="torch 2.13.0, autograd")
 def _(z, case):
-    options = {"torch__plain": {}, "torch__causal": {"causal": "top-left"},
-               "torch__softcap1p5_causal_br": {"causal": "bottom-right", "softcap": 1.5}}[case]
-    return GoldenCase({**qkv(z), "do": z["do"]}, {name: z[name] for name in ("dq", "dk", "dv")}, options)
+    return GoldenCase({**qkv(z), "do": z["do"]}, {name: z[name] for name in ("dq", "dk", "dv")}, BACKWARD_OPTIONS[case])
+
+
+@packs("scaled_dot_product_attention_backward__torch__*", formula=FORWARD, source="torch 2.13.0, forward pass of the same in float64")
+def _(z, case):
+    expect = {name: z[name] for name in ("out", "lse") if name in z.files}
+    return {"_forward": GoldenCase(qkv(z), expect, {**BACKWARD_OPTIONS[case], "return_lse": True})}
 
 
 @packs("scaled_dot_product_attention__onnx*", formula=FORWARD, source="onnx 1.23.2, reference evaluator of the operator Attention")
@@ -78,3 +86,28 @@ def float32_case(z, options):
         args["mask"] = z["mask"]
         only["out"] = np.broadcast_to(z["mask"].any(-1, keepdims=True), z["out"].shape)
     return GoldenCase(args, {"out": z["out"]}, {**options, "enable_gqa": True}, only, tol=FLOAT32)
+
+
+@packs("attention_with_sink__torch_concat__learned", formula="attention_with_sink",
+       source="torch 2.13.0, the sink concatenated to the logits as a column, in float64")
+def _(z, case):
+    return GoldenCase({**qkv(z), "sink": z["sink"]}, {"out": z["out"]})
+
+
+@packs("attention_with_sink__torch_concat__learned", formula=f"{FORWARD}_backward",
+       source="torch 2.13.0, autograd, the sink concatenated to the logits as a column, in float64")
+def _(z, case):
+    return GoldenCase({**qkv(z), "do": z["do"], "sink": z["sink"]}, {name: z[name] for name in ("dq", "dk", "dv", "dsink")})
+
+
+@packs("attention_with_sink__mlx__*", formula="attention_with_sink",
+       source="mlx 0.32.4 on the CPU, mx.fast.scaled_dot_product_attention with sinks")
+def _(z, case):
+    options = {"mlx__sinks": {}, "mlx__sinks_causal": {"causal": "bottom-right"}}[case]
+    return GoldenCase({**qkv(z), "sink": z["sink"]}, {"out": z["out"]}, {**options, "enable_gqa": True}, tol=FLOAT32)
+
+
+@packs("softmax_one_attention__mlx__zero_sink", formula="softmax_one_attention",
+       source="mlx 0.32.4 on the CPU, mx.fast.scaled_dot_product_attention with sinks of 0")
+def _(z, case):
+    return GoldenCase(qkv(z), {"out": z["out"]}, {"enable_gqa": True}, tol=FLOAT32)

@@ -1,0 +1,47 @@
+"""The command line as a process of its own: streams, exit statuses, start-up time."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(sys.executable).parent / "attnspec"
+
+
+def run(*words, cwd):
+    return subprocess.run([PROGRAM, *words], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_run_and_refuse(tmp_path):
+    done = run("run", "cog_attention", "--output", "out.npz", "--plot", "map.png", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path.name for path in tmp_path.iterdir()} == {"out.npz", "map.png"}
+    again = run("run", "cog_attention", "--output", "out.npz", cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr == "attnspec: error: --output: out.npz exists; --force overwrites it\n"
+
+
+def test_verify_passes_and_says_so(tmp_path):
+    done = run("verify", "cog_attention", "scaled_dot_product_attention", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+    process = subprocess.Popen([PROGRAM, "list", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    process.wait()
+
+
+@pytest.mark.parametrize("words", [["list"], ["show", "cog_attention"]])
+def test_start_up_time_is_printed(tmp_path, words, capsys):
+    start = time.perf_counter()
+    assert run(*words, cwd=tmp_path).returncode == 0
+    with capsys.disabled():
+        print(f"\nattnspec {' '.join(words)}: {time.perf_counter() - start:.2f} s")
