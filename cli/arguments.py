@@ -75,12 +75,18 @@ def parse_settings(record: Formula, settings: Iterable[str]) -> dict[str, Any]:
         if name not in record.parameters:
             raise Refusal(f"--set: {record.name} has no parameter {name!r}{nearest(name, record.options)}")
         value = parse_value(text)
-        if name in record.required:
+        if name in record.required and not is_number(record, name):
             raise Refusal(f"--set: {name} is an array of {record.name}; give it by --input or --arg")
         if name in record.arrays and isinstance(value, list | tuple | int | float):
             value = np.asarray(value)
         options[name] = value
     return options
+
+
+def is_number(record: Formula, name: str) -> bool:
+    """Whether an array of the record has no axes, as a radius has."""
+    shape = parse_shape(record.shapes[name])
+    return not shape.dims and not shape.leading
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -115,16 +121,14 @@ def gather(
                 raise Refusal(f"{name}: expected one value for this option, got an array of shape {arrays[name].shape}")
             options[name] = arrays.pop(name).item()
 
+    arrays.update({name: options.pop(name) for name in record.arrays if options.get(name) is not None})
     missing = [name for name in record.required if name not in arrays]
-    if len(missing) == len(record.required):
+    if all(is_number(record, name) or name in missing for name in record.required):
         arrays = {**draw(record, shape, seed), **arrays}
     elif missing:
         raise Refusal(f"{missing[0]}: missing; {record.name} needs {', '.join(record.required)}, got {', '.join(arrays)}")
     elif shape is not None:
         raise Refusal("--shape: sizes are for drawn arrays, these come from files")
-    for name in [name for name in arrays if name in record.options]:       # some formulas draw an option along with their arrays
-        value = arrays.pop(name)
-        options.setdefault(name, value)
 
     for name, array in arrays.items():
         array = np.asarray(array)

@@ -221,6 +221,11 @@ def affine_scaled_attention_backward(
     The other parameters are those of the forward function. Returns AffineGradients (dq, dk, dv, dx, dw_a) with the shapes of the arrays
     they belong to; alpha_ma is held fixed, as the method does.
     Raises ValueError as the forward function does.
+
+    >>> arrays = [[[0.0]]], [[[1.0], [2.0]]], [[[1.0], [3.0]]], [[2.0]], [[1.0]], [0.5]
+    >>> affine_scaled_attention_backward(*arrays, [[[1.0]]]).dv         # the weights 0.7/2 + (0.5 - 0.7)/2
+    array([[[0.25],
+            [0.25]]])
     """
     k_shared, v_shared = grouped_heads(q, k, v) if enable_gqa else (k, v)
     P = attention_weights(q, k_shared, scale=scale, mask=mask, causal=causal)

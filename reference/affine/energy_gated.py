@@ -259,6 +259,11 @@ def convolution_energy_gated_attention(
 
     The other parameters are those of `energy_gated_attention`.
     Raises ValueError where shapes do not match or an option is unknown, naming the argument.
+
+    >>> one, zero = [[1.0]], [[0.0]]
+    >>> convolution_energy_gated_attention([[1.0], [2.0]], zero, zero, one, [[[[1.0]]]], [[0.0]], [np.log(3.0)], [0.0], [0.0])
+    array([[1.  ],
+           [1.75]])
     """
     gate = energy_gate(convolution_energy(x, filters, biases), alpha, tau, mixing, znorm=znorm, std_floor=std_floor)
     return gated_by_energy(x, w_q, w_k, w_v, gate, scale, causal, return_weights)
@@ -280,6 +285,11 @@ def morlet_energy_gated_attention(
 
     lengths, eps: as in `morlet_energy`. The other parameters are those of `energy_gated_attention`.
     Raises ValueError where shapes do not match or an option is unknown, naming the argument.
+
+    >>> one, zero = [[1.0]], [[0.0]]
+    >>> morlet_energy_gated_attention([[1.0], [2.0]], zero, zero, one, [1.0], [5.0], [np.log(3.0)], [0.0], [0.0], lengths=(1,))
+    array([[1.  ],
+           [1.75]])
     """
     energy = morlet_energy(x, omega, sigma, lengths=lengths, eps=eps)
     gate = energy_gate(energy, alpha, tau, mixing, znorm=znorm, std_floor=std_floor)

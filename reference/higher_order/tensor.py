@@ -211,6 +211,11 @@ def tensor_attention_backward(q, k1, k2, v1, v2, do, *, scale=None, mask=None, c
 
     The other parameters are those of the forward function. Returns TensorAttentionGradients (dq, dk1, dk2, dv1, dv2).
     Raises ValueError as the forward function does.
+
+    >>> k = np.zeros((2, 1))
+    >>> tensor_attention_backward([[1.0]], k, k, [[1.0], [3.0]], [[1.0], [1.0]], [[1.0]]).dv2    # the mean of v1, over two
+    array([[1.],
+           [1.]])
     """
     scale = tensor_scale(scale, q)
     K, V = khatri_rao(k1, k2), khatri_rao(v1, v2)

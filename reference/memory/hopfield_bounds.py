@@ -40,7 +40,6 @@ product; storage radius without N; log b missing from the argument of W; ln repl
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import wrightomega
 
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import number, one_of
@@ -216,6 +215,8 @@ def hopfield_capacity(beta, K, d, p):
     ):
         if not np.all(good & np.isfinite(value)):
             raise ValueError(f"{name}: expected {limits}, got {value[~(good & np.isfinite(value))][0].real}")
+    from scipy.special import wrightomega  # slow to import, and needed here only
+
     a = 2 / (d - 1) * (1 + np.log(2 * beta * K**2 * p * (d - 1)))
     b = 2 * K**2 * beta / 5
     c = b / wrightomega(a + np.log(b))                                 # omega(x) = W(exp(x)) without the overflow of exp

@@ -12,7 +12,7 @@ queries, v (..., r, d) what the neurons store and h (..., r) how many patterns t
 autoassociative where q = p. Here d counts bits; the paper calls that n, and the radius d.
 
 Source: Kanerva, "Sparse Distributed Memory", MIT Press 1988; Bricken & Pehlevan, "Attention Approximates Sparse Distributed Memory",
-arXiv:2111.05498, section 1, eqs. (1) to (4), and the authors' code (update_Binary_Neuron_SDM, update_using_cache, update_Binary_Attention).
+arXiv:2111.05498, section 1, and the authors' code (update_Binary_Neuron_SDM, update_using_cache, update_Binary_Attention).
 
 Conventions. A bit is 1 where more than half of the weight says so; at a tie it is 0. A query that reaches no neuron, or only neurons that
 hold nothing, or no pattern, stays as it is (the authors' neurons give zeros there, their patterns leave the query). Reading repeats
@@ -175,7 +175,7 @@ def sdm_pattern_read(queries, addresses, pointers, *, radius=None, weighting="ci
         weight = list(circle_intersections(*bits_and_radius(d, require_radius(radius))))
     else:
         beta = fitted_beta(beta, d, radius)
-        weight = whole_exponentials([float(-2 * beta * distance / d) for distance in range(d + 1)])
+        weight = whole_exponentials([-2 * float(np.real(beta)) * distance / d for distance in range(d + 1)])
     weight = np.array(weight, dtype=object)                            # Python's own integers: no rounding, no overflow
 
     def update(xi):
@@ -195,4 +195,8 @@ def require_radius(radius):
 
 def fitted_beta(beta, n_bits, radius):
     """beta, or the one fitted to the circle intersection."""
-    return sdm_fit_beta(n_bits=n_bits, radius=require_radius(radius)).beta if beta is None else number("beta", beta)
+    if beta is None:
+        return sdm_fit_beta(n_bits=n_bits, radius=require_radius(radius)).beta
+    if np.isinf(number("beta", beta)):
+        raise ValueError(f"beta: expected a finite number, got {beta!r}")
+    return number("beta", beta)

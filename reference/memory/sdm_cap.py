@@ -40,7 +40,6 @@ and costs 1e-9 near theta_v = 0; zero for caps larger than a hemisphere whose co
 """
 
 import numpy as np
-from scipy.special import betainc
 
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import whole
@@ -75,6 +74,8 @@ def log_cap_share(c, n, d):
     log_share[meet] = log_integral(L[meet], delta, n)
     if h >= 0:
         return log_share
+    from scipy.special import betainc  # slow to import, and needed here only
+
     return np.log(betainc(1 / 2, (n - 1) / 2, np.cos(theta) ** 2) + np.exp(log_share))
 
 

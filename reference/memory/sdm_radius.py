@@ -35,9 +35,9 @@ Kanerva's "critical distance 209 for 10,000 patterns" comes about (158 with it, 
 
 import math
 from fractions import Fraction
+from statistics import NormalDist
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import number, one_of, whole
@@ -51,7 +51,7 @@ def recall_score(recall, n):
     P = float(np.real(number("recall", recall, above=0)))
     if not P < 1:
         raise ValueError(f"recall: expected a number between 0 and 1, got {recall!r}")
-    return -ndtri(-math.expm1(math.log(P) / n))
+    return -NormalDist().inv_cdf(-math.expm1(math.log(P) / n))
 
 
 def critical_distance(n, d, r, m):
@@ -61,7 +61,8 @@ def critical_distance(n, d, r, m):
     for d_v, addresses in enumerate(circle_intersections(n, d)):
         log_I = log_of(addresses) + log_share
         log_snr = (2 * log_I - np.logaddexp(log_I, log_noise)) / 2 if addresses else -math.inf
-        if d_v > 0 and not n * ndtr(-math.exp(min(log_snr, 5))) < d_v:      # beyond SNR = e^5 no bit is wrong in any n
+        wrong = math.erfc(math.exp(min(log_snr, 5)) / math.sqrt(2)) / 2       # 1 - Phi(SNR); beyond e^5 no bit is wrong in any n
+        if d_v > 0 and not n * wrong < d_v:
             return d_v - 1
     return n
 

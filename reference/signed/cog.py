@@ -118,6 +118,10 @@ def cog_attention_backward(q, k, v, do, *, scale=None, mask=None, causal=False, 
 
     The parameters are those of the forward function. Signs are held fixed: where p_ij = 0 the function jumps and no derivative exists.
     Raises ValueError as the forward function does.
+
+    >>> cog_attention_backward([[1.0]], [[2.0], [-2.0]], [[5.0], [3.0]], [[1.0]]).dv        # the weights: one copied, one deleted
+    array([[ 0.5],
+           [-0.5]])
     """
     k_shared, v_shared = grouped_heads(q, k, v) if enable_gqa else (k, v)
     p = attention_logits(q, k_shared, scale)

@@ -106,6 +106,10 @@ def scaled_dot_product_attention_backward(
     The other parameters are those of the forward function. Returns AttentionGradients (dq, dk, dv, dbias, dsink) with the shapes of the
     arrays they belong to; dbias and dsink are None where no bias or sink was given.
     Raises ValueError as the forward function does.
+
+    >>> scaled_dot_product_attention_backward([[1.0]], [[0.0], [0.0]], [[1.0], [3.0]], [[1.0]]).dk      # half of v less its mean
+    array([[-0.5],
+           [ 0.5]])
     """
     k_shared, v_shared = grouped_heads(q, k, v) if enable_gqa else (k, v)
     s = attention_logits(q, k_shared, scale, softcap)

@@ -256,8 +256,8 @@ def draw_heads(sizes, rng, names=("q", "k", "v", "a", "b", "u")):
 class AugmentedHeads(NamedTuple):
     """Queries and keys whose plain dot products are the logits of GOAT attention."""
 
-    q: np.ndarray
-    k: np.ndarray
+    q_augmented: np.ndarray
+    k_augmented: np.ndarray
 
 
 @formula(

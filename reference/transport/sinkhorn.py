@@ -295,6 +295,10 @@ def sinkhorn_attention_backward(
     gradient: "unrolled" differentiates all half-steps; "detached" holds the potentials of the keys constant.
     The other parameters are those of the forward function, without tol: a stop has no derivative.
     Raises ValueError as the forward function does.
+
+    >>> sinkhorn_attention_backward([[1.0]], [[0.0], [0.0]], [[1.0], [3.0]], [[1.0]], n_iters=1).dk        # softmax's
+    array([[-0.5],
+           [ 0.5]])
     """
     refuse_causal(causal)
     problem = transport_problem(similarity(q, k, scale, cost), eps, key_mask, key_marginal)

@@ -85,14 +85,11 @@ class TestEveryFormula:
         with open("map.png", "rb") as picture:
             assert picture.read(8) == b"\x89PNG\r\n\x1a\n"
 
-        arrays = {key: value for key, value in drawn.items() if key in record.arrays}
-        options = [word for key in drawn if key in record.options for word in ("--set", f"{key}={drawn[key]}")]
-        if arrays:
-            np.savez("own.npz", **arrays)
-            result = call("run", name, "--input", "own.npz", *options, "--output", "again.npz")
-            assert result.exit_code == 0, result.output
-            with np.load("again.npz") as again:
-                np.testing.assert_array_equal(again[record.outputs[0]], first)
+        np.savez("own.npz", **drawn)
+        result = call("run", name, "--input", "own.npz", "--output", "again.npz")
+        assert result.exit_code == 0, result.output
+        with np.load("again.npz") as again:
+            np.testing.assert_array_equal(again[record.outputs[0]], first)
 
     def test_verify(self, call, name):
         result = call("verify", name)
@@ -148,6 +145,18 @@ class TestRun:
         drawn = attnspec.formulas()["cog_attention"].draw()
         with np.load("out.npz") as out:
             np.testing.assert_array_equal(out["out"], attnspec.cog_attention(**drawn, mask=np.eye(12, dtype=bool)))
+
+    def test_numbers_among_the_arrays_may_be_set(self, call):
+        result = call("run", "sdm_fit_beta", "--set", "n_bits=64", "--set", "radius=5", "--json")
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["outputs"]["beta"]["value"] == attnspec.sdm_fit_beta(n_bits=64, radius=5).beta
+
+    def test_a_list_for_an_optional_array(self, call):
+        result = call("run", "scaled_dot_product_attention", "--shape", "h=2", "--set", "sink=[0.5, -1]", "--output", "out.npz")
+        assert result.exit_code == 0, result.output
+        drawn = attnspec.formulas()["scaled_dot_product_attention"].draw({"h": 2})
+        with np.load("out.npz") as out:
+            np.testing.assert_array_equal(out["out"], attnspec.scaled_dot_product_attention(**drawn, sink=[0.5, -1]))
 
     def test_nonfinite_when_asked(self, call):
         np.savez("inf.npz", q=q, k=k, v=np.where(v > 2, np.inf, v))

@@ -155,6 +155,7 @@ def test_a_fine_cache_approaches_the_exact_caps():
     ({"weighting": "cap", "resolution": 1}, r"^resolution: expected a whole number >= 2, got 1$"),
     ({"n_iters": 0}, r"^n_iters: expected a whole number >= 1, got 0$"),
     ({"beta": "hot", "weighting": "exponential"}, r"^beta: expected a number, got 'hot'$"),
+    ({"beta": np.inf, "weighting": "exponential"}, r"^beta: expected a finite number, got inf$"),
     ({"pointers": pointers[:, :-1]}, r"^pointers: expected shape \(..., m, d\) with d = 10"),
 ])
 def test_wrong_arguments_are_refused(wrong, message):

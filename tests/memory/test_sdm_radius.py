@@ -38,7 +38,7 @@ def test_signal_to_noise_by_search(n, r, m):
     assert attnspec.sdm_optimal_radius(n_bits=n, n_patterns=m, n_locations=r) == int(binom.ppf(best, n, 0.5))
 
 
-@pytest.mark.parametrize("n, r, recall", [(64, 2.0**64, 0.5), (100, 1e5, 0.9), (256, 1e6, 0.5), (1000, 1e6, 0.5)])
+@pytest.mark.parametrize("n, r, recall", [(64, 2.0**64, 0.5), (100, 1e5, 0.9), (256, 1e6, 0.5), (1000, 1e6, 0.5), (200, 30.0, 0.5)])
 def test_memory_by_root_finding(n, r, recall):
     z = norm.ppf(recall ** (1 / n))
     p = math.exp(brentq(lambda u: -2 * r**2 * math.exp(3 * u) + 3 * r * math.exp(2 * u) * z**2 + z**2, -60, 0, xtol=1e-14))
@@ -77,7 +77,7 @@ def critical_distance(n, d, r, m):
     return n
 
 
-@pytest.mark.parametrize("n, r, m", [(64, 2.0**64, 1024), (30, 1e4, 20), (16, 65536.0, 5)])
+@pytest.mark.parametrize("n, r, m", [(64, 2.0**64, 1024), (30, 1e4, 20), (16, 65536.0, 5), (20, 3000.0, 1), (24, 1e3, 2), (40, 200.0, 3)])
 def test_critical_distance_by_plain_loops(n, r, m):
     for d in range(0, n + 1, 3):
         assert attnspec.sdm_critical_distance(n_bits=n, radius=d, n_patterns=m, n_locations=r) == critical_distance(n, d, r, m)
