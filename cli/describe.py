@@ -115,7 +115,7 @@ def doctor(as_json: bool) -> None:
 
     packages = ("attnspec", "numpy", "scipy", "numba", "mlx", "matplotlib", "ml_dtypes", "safetensors")
     pools = threadpool_info()
-    report = {
+    report: dict[str, Any] = {
         "python": sys.version.split()[0],
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} logical cores, "
                    f"{psutil.virtual_memory().total / 1e9:.1f} GB of memory, {psutil.virtual_memory().available / 1e9:.1f} GB free",

@@ -31,11 +31,11 @@ class Program(click.Group):
         module, attribute = COMMANDS[name]
         return getattr(importlib.import_module(f"attnspec.cli.{module}"), attribute)
 
-    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+    def main(self, args: Any = None, prog_name: str | None = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **kwargs)
+            return super().main(args, prog_name, standalone_mode=False, **extra)
         try:
-            status = super().main(*args, standalone_mode=False, **kwargs)
+            status = super().main(args, prog_name, standalone_mode=False, **extra)
         except click.ClickException as error:
             click.echo(f"attnspec: error: {' '.join(error.format_message().split())}", err=True)
             sys.exit(2)
@@ -45,7 +45,7 @@ class Program(click.Group):
         except OSError as error:
             if error.errno != errno.EPIPE:
                 raise
-            sys.stdout = None  # type: ignore[assignment]     # whoever read it has gone; nothing is left to flush to
+            sys.stdout = None     # whoever read it has gone; nothing is left to flush to
             sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
 

@@ -131,14 +131,14 @@ def show_summary(summary: dict[str, Any]) -> None:
     for column in ("", "shape", "dtype", "norm", "min", "max", "row sums"):
         table.add_column(column, justify="left" if column in ("", "shape", "dtype") else "right")
     for key, facts in {**summary["inputs"], **summary["outputs"]}.items():
-        sums = facts.get("row sums")
+        sums = facts.get("row sums", [])
         numbers = [f"{facts[fact]:.6g}" if fact in facts else "" for fact in ("norm", "min", "max")]
         if "value" in facts:
             numbers[1] = f"{facts['value']:.10g}"
         table.add_row(
             key, " ".join(map(str, facts["shape"])) or "scalar", facts["dtype"],
             *numbers,
-            (f"{sums[0]:.6g}" if np.isclose(*sums, rtol=1e-9) else f"{sums[0]:.6g} .. {sums[1]:.6g}") if sums else "",
+            " .. ".join(dict.fromkeys(f"{total:.6g}" for total in sums)),
         )
     console.print(table)
     for line in summary["why"]:

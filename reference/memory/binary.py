@@ -26,7 +26,7 @@ Wrong versions met elsewhere: W_ii kept in the dynamics, which freezes bits; sgn
 updates called asynchronous; bits 0 and 1 put into a rule made for -1 and +1; ties decided by the rounding of W.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from attnspec.reference.inputs import one_of, whole
 MODES = ("asynchronous", "synchronous")
 TIES = ("keep", "plus")
 SIZES = {"m": 3, "d": 16}
-FACTS = {
+FACTS: dict[str, Any] = {
     "family": "memory",
     "source": "Hopfield, PNAS 79 (1982); arXiv:2008.02217, section on binary networks",
     "discrete": True,

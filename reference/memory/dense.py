@@ -25,6 +25,8 @@ Wrong versions met elsewhere: the field sum_mu x_mu,i F'(<x_mu, s>), a gradient 
 the energy difference; F of the overlap divided by d, which changes the exponential; exponentials summed without taking out the largest.
 """
 
+from typing import Any
+
 import numpy as np
 
 from attnspec.reference.formula import formula
@@ -32,7 +34,7 @@ from attnspec.reference.inputs import one_of, whole
 from attnspec.reference.memory.binary import SIZES, BinaryRetrieval, settle, visits
 
 INTERACTIONS = ("polynomial", "exponential")
-FACTS = {
+FACTS: dict[str, Any] = {
     "family": "memory",
     "source": "arXiv:1606.01164; arXiv:1702.01929",
     "status": "secondary",

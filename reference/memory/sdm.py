@@ -27,7 +27,7 @@ float32 vectors, which are off by one near the radius; clearing queries that rea
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from attnspec.reference.inputs import number, one_of, whole
 from attnspec.reference.memory.sdm_beta import sdm_fit_beta
 from attnspec.reference.memory.sdm_circle import bits_and_radius, circle_intersections
 
-FACTS = {
+FACTS: dict[str, Any] = {
     "family": "memory",
     "source": "arXiv:2111.05498, section 1; Kanerva 1988",
     "discrete": True,
@@ -172,11 +172,11 @@ def sdm_pattern_read(queries, addresses, pointers, *, radius=None, weighting="ci
     one_of("weighting", weighting, WEIGHTINGS)
     d = queries.shape[-1]
     if weighting == "circle":
-        weight = list(circle_intersections(*bits_and_radius(d, require_radius(radius))))
+        exact = list(circle_intersections(*bits_and_radius(d, require_radius(radius))))
     else:
         beta = fitted_beta(beta, d, radius)
-        weight = whole_exponentials([-2 * float(np.real(beta)) * distance / d for distance in range(d + 1)])
-    weight = np.array(weight, dtype=object)                            # Python's own integers: no rounding, no overflow
+        exact = whole_exponentials([-2 * float(np.real(beta)) * distance / d for distance in range(d + 1)])
+    weight = np.array(exact, dtype=object)                             # Python's own integers: no rounding, no overflow
 
     def update(xi):
         w = weight[hamming_distances(xi, addresses)]

@@ -108,7 +108,8 @@ def objection(backend: Backend, record: Formula, options: dict[str, Any], dtype:
     if dtype is not None and dtype not in limits.dtypes:
         return f"its {record.name} takes {', '.join(limits.dtypes)}, not {dtype}"
     for name, reason in limits.lacks.items():
-        value, default = options.get(name), record.parameters[name].default
+        value: Any = options.get(name)
+        default = record.parameters[name].default
         if name in options and not (value is default or (np.ndim(value) == 0 and value == default)):
             return f"its {record.name} lacks {name}: {reason}"
     return None

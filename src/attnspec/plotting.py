@@ -43,7 +43,9 @@ def draw(panels: list[Panel], target: IO[bytes], kind: str) -> None:
     signed = low < 0
     if signed:
         high = max(high, -low)
-    colours = {"cmap": "PuOr" if signed else "cividis", "vmin": -high if signed else min(low, 0.0), "vmax": high or 1.0}
+    colours: dict[str, Any] = {
+        "cmap": "PuOr" if signed else "cividis", "interpolation": "nearest", "vmin": -high if signed else 0.0, "vmax": high or 1.0,
+    }
     image, mapped = None, []
     for place, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(lines, columns, place)
@@ -51,8 +53,7 @@ def draw(panels: list[Panel], target: IO[bytes], kind: str) -> None:
         axes.tick_params(labelsize=8)
         axes.set_xlabel(panel.columns, fontsize=8)
         if panel.values.ndim == 2 and panel.values.size:
-            aspect = "equal" if near_square(panel.values.shape) else "auto"
-            image = axes.imshow(panel.values, aspect=aspect, interpolation="nearest", **colours)
+            image = axes.imshow(panel.values, **{**colours, "aspect": "equal" if near_square(panel.values.shape) else "auto"})
             axes.set_ylabel(panel.rows, fontsize=8)
             mapped.append(axes)
             whole_ticks(axes, panel.values.shape)

@@ -47,7 +47,7 @@ class Drawn:
     def arrays(self, name: str, **sizes: int) -> dict[str, np.ndarray]:
         """What the record of the formula `name` draws, at these sizes where it has such dimensions."""
         record = record_of(name)
-        own = {dim: getattr(self, dim) for dim in ("n", "m", "d", "e") if dim in record.dimensions}
+        own: dict[str, int] = {dim: getattr(self, dim) for dim in ("n", "m", "d", "e") if dim in record.dimensions}
         return record.draw({**own, **sizes}, self.rng)
 
 

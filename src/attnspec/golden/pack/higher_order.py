@@ -1,5 +1,7 @@
 """Golden vectors of the higher_order family."""
 
+from typing import Any
+
 from attnspec.golden import GoldenCase
 from attnspec.golden.pack import packs
 
@@ -11,7 +13,7 @@ PRESCALED = "query multiplied by 1/sqrt(d), which turns the code's scale 1/sqrt(
 def case_of(z, default_scale):
     """The arrays of a file; its scale goes with the call only where it is not the formula's default, so that the default is tested."""
     scale = float(z["scale"])
-    options = {"causal": True} if z["causal"] else {}
+    options: dict[str, Any] = {"causal": True} if z["causal"] else {}
     if abs(scale - default_scale(z["q"].shape[-1])) > 1e-15:
         options["scale"] = scale
     return GoldenCase({name: z[name] for name in ARRAYS if name in z.files}, {"out": z["out"]}, options)

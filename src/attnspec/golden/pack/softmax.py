@@ -1,5 +1,7 @@
 """Golden vectors of the softmax family."""
 
+from typing import Any
+
 import numpy as np
 
 from attnspec.golden import GoldenCase
@@ -15,7 +17,7 @@ def qkv(z):
 
 @packs("scaled_dot_product_attention__torch__*", formula=FORWARD, source="torch 2.13.0, F.scaled_dot_product_attention on the CPU")
 def _(z, case):
-    options = {
+    calls: dict[str, dict[str, Any]] = {
         "torch__plain": {},
         "torch__additivebias": {},
         "torch__boolmask_fullymaskedrow": {},
@@ -23,13 +25,17 @@ def _(z, case):
         "torch__causal_lower_right_n7_m11": {"causal": "bottom-right"},
         "torch__gqa_6q_2kv": {"enable_gqa": True},
         "torch__mqa_6q_1kv": {"enable_gqa": True},
-    }[case]
+    }
+    options = calls[case]
     optional = {name: z[name] for name in ("bias", "mask") if name in z.files}
     return GoldenCase({**qkv(z), **optional}, {"out": z["out"]}, options)
 
 
-BACKWARD_OPTIONS = {"torch__plain": {}, "torch__causal": {"causal": "top-left"},
-                    "torch__softcap1p5_causal_br": {"causal": "bottom-right", "softcap": 1.5}}
+BACKWARD_OPTIONS: dict[str, dict[str, Any]] = {
+    "torch__plain": {},
+    "torch__causal": {"causal": "top-left"},
+    "torch__softcap1p5_causal_br": {"causal": "bottom-right", "softcap": 1.5},
+}
 
 
 @packs("scaled_dot_product_attention_backward__torch__*", formula=f"{FORWARD}_backward", source="torch 2.13.0, autograd")
@@ -45,7 +51,7 @@ def _(z, case):
 
 @packs("scaled_dot_product_attention__onnx*", formula=FORWARD, source="onnx 1.23.2, reference evaluator of the operator Attention")
 def _(z, case):
-    options = {
+    calls: dict[str, dict[str, Any]] = {
         "onnx24__gqa_plain": {},
         "onnx24__gqa_causal_nocache": {"causal": "top-left"},
         "onnx24__softcap1p5_scale0p7_causal": {"causal": "top-left", "softcap": 1.5, "scale": float(np.float32(0.7))},
@@ -53,7 +59,8 @@ def _(z, case):
         "onnx24__past4_causal": {"causal": "bottom-right"},
         "onnx24__nonpad_causal": {},
         "onnx25__window_l2_r1": {"window": (2, 1)},
-    }[case]
+    }
+    options = calls[case]
     args = qkv(z)
     if "past_k" in z.files:
         args |= {"k": np.concatenate([z["past_k"], z["k"]], axis=-2), "v": np.concatenate([z["past_v"], z["v"]], axis=-2)}
@@ -69,14 +76,19 @@ def _(z, case):
 @packs("scaled_dot_product_attention__jax__*", formula=FORWARD, source="jax 0.10.2, jax.nn.dot_product_attention",
        edits="none; rows that see nothing are left out, JAX gives them the mean of all values")
 def _(z, case):
-    options = {"jax__gqa_causal": {"causal": "top-left"}, "jax__window_2_1": {"window": (2, 1)}, "jax__boolmask_fullymaskedrow": {}}[case]
-    return float32_case(z, options)
+    calls: dict[str, dict[str, Any]] = {
+        "jax__gqa_causal": {"causal": "top-left"},
+        "jax__window_2_1": {"window": (2, 1)},
+        "jax__boolmask_fullymaskedrow": {},
+    }
+    return float32_case(z, calls[case])
 
 
 @packs("scaled_dot_product_attention__mlx__*", formula=FORWARD, source="mlx 0.32.4 on the CPU, mx.fast.scaled_dot_product_attention",
        edits="none; rows that see nothing are left out, MLX gives them the mean of all values")
 def _(z, case):
-    options = {"mlx__gqa_causal_n6_m9": {"causal": "bottom-right"}, "mlx__boolmask_fullymaskedrow": {}}[case]
+    calls: dict[str, dict[str, Any]] = {"mlx__gqa_causal_n6_m9": {"causal": "bottom-right"}, "mlx__boolmask_fullymaskedrow": {}}
+    options = calls[case]
     return float32_case(z, options)
 
 
@@ -103,7 +115,8 @@ def _(z, case):
 @packs("attention_with_sink__mlx__*", formula="attention_with_sink",
        source="mlx 0.32.4 on the CPU, mx.fast.scaled_dot_product_attention with sinks")
 def _(z, case):
-    options = {"mlx__sinks": {}, "mlx__sinks_causal": {"causal": "bottom-right"}}[case]
+    calls: dict[str, dict[str, Any]] = {"mlx__sinks": {}, "mlx__sinks_causal": {"causal": "bottom-right"}}
+    options = calls[case]
     return GoldenCase({**qkv(z), "sink": z["sink"]}, {"out": z["out"]}, {**options, "enable_gqa": True}, tol=FLOAT32)
 
 

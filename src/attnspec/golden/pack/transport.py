@@ -1,5 +1,7 @@
 """Golden vectors of the transport family."""
 
+from typing import Any
+
 import numpy as np
 
 from attnspec.golden import GoldenCase
@@ -104,8 +106,8 @@ def goat_case(z, case, **tol):
         args |= {"gate_scale": z["gs"], "gate_bias": z["gb"]}
     if z["mask"].size:
         args["mask"] = ~z["mask"]                                      # True is masked there
-    options = {"causal": bool(z["is_causal"]), "prior_scale": float(z["prior_scale"]), "position_base": float(z["pos_base"]),
-               "absolute_base": float(z["abs_base"]), "return_weights": True}
+    options: dict[str, Any] = {"causal": bool(z["is_causal"]), "prior_scale": float(z["prior_scale"]),
+                               "position_base": float(z["pos_base"]), "absolute_base": float(z["abs_base"]), "return_weights": True}
     if z["tsl"]:
         options["training_length"] = int(z["tsl"])
     if case.endswith("2d_3x4_cls"):
@@ -116,18 +118,20 @@ def goat_case(z, case, **tol):
 @packs("flow_attention__Flowformer*", formula="flow_attention", source="thuml/Flowformer @61f5d8c, in float64",
        edits="projections replaced by the identity")
 def _(z, case):
-    options = {
+    calls: dict[str, dict[str, Any]] = {
         "Flowformer__L7_S7": {},
         "Flowformer__L5_S11": {},
         "Flowformer__L11_S5": {},
         "Flowformer_TimeSeries_noclamp__L6_S9": {"clip": float("inf")},
         "Flowformer_LRA_relu_headsoftmax_bug__L6_S9": {"clip": float("inf"), "feature": "relu", "competition": "heads"},
-    }[case]
+    }
+    options = calls[case]
     return GoldenCase({name: z[name] for name in ("q", "k", "v")}, {"out": z["out"]}, options)
 
 
 @packs("flow_attention_causal__Flowformer*", formula="flow_attention_causal", source="thuml/Flowformer @61f5d8c, in float64",
        edits="projections replaced by the identity")
 def _(z, case):
-    options = {"Flowformer__L7": {}, "Flowformer__L16": {}, "Flowformer_RL_clamp10__L7": {"clip": 10.0}}[case]
+    calls: dict[str, dict[str, Any]] = {"Flowformer__L7": {}, "Flowformer__L16": {}, "Flowformer_RL_clamp10__L7": {"clip": 10.0}}
+    options = calls[case]
     return GoldenCase({name: z[name] for name in ("q", "k", "v")}, {"out": z["out"]}, options)
