@@ -42,7 +42,7 @@ def plot(names: tuple[str, ...], backend: str, output: Path, force: bool, settin
         targets.check("--output", output, PICTURES, files)
         with refusing():
             selection, options = choose(record, backend, arrays, options, needs_weights=True)
-            panels += plotting.panels_of(*plotting.titled(record, selection.function(**arrays, **options)))
+            panels += plotting.panels_of(record, arrays, selection.function(**arrays, **options))
     targets.put(output, lambda file: plotting.draw(panels, file, output.suffix.lower().removeprefix(".")))
     targets.commit()
     click.echo(f"wrote {output}: {', '.join(panel.title for panel in panels)}")

@@ -61,7 +61,7 @@ def run(
     if plot is not None:
         from attnspec import plotting
 
-        panels = plotting.panels_of(*plotting.titled(record, result))
+        panels = plotting.panels_of(record, arrays, result)
         targets.put(plot, lambda file: plotting.draw(panels, file, plot.suffix.lower().removeprefix(".")))
     targets.commit()
 

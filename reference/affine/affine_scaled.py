@@ -73,6 +73,7 @@ KINKS = "<w_a, x_i> = -5 or 5 with phi = linear_clipping"
     source="arXiv:2602.23057, eq. (11)",
     status="verified-paper",
     kinks="x = -5 or 5",
+    draw=lambda sizes, rng: {"x": rng.uniform(-8, 8, [sizes[dim] for dim in ("b", "h") if dim in sizes] + [32])},
 )
 def linear_clipping(x):
     """A straight line from 0 at -5 to 1 at 5, constant beyond; x of any shape.

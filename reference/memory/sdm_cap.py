@@ -80,7 +80,7 @@ def log_cap_share(c, n, d):
 
 
 def draw_cosines(sizes, rng):
-    return {"cosine": rng.uniform(-0.3, 0.95, [sizes[axis] for axis in ("b", "h") if axis in sizes] or [9]),
+    return {"cosine": rng.uniform(-0.3, 0.95, [sizes[axis] for axis in ("b", "h") if axis in sizes] or [25]),
             "n_bits": np.array(16), "radius": np.array(6)}
 
 

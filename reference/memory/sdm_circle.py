@@ -104,7 +104,7 @@ def log_of(x):
 
 
 def draw_distances(sizes, rng):
-    return {"distance": rng.integers(0, 17, [sizes[axis] for axis in ("b", "h") if axis in sizes] or [9]),
+    return {"distance": rng.integers(0, 17, [sizes[axis] for axis in ("b", "h") if axis in sizes] or [25]),
             "n_bits": np.array(16), "radius": np.array(5)}
 
 
