@@ -45,7 +45,7 @@ import numpy as np
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import AttentionResult, number, visible_keys, whole
 from attnspec.reference.softmax.scaled_dot_product import scaled_dot_product_attention_backward
-from attnspec.reference.softmax.weights import attention_logits, softmax_weights, weighted_values
+from attnspec.reference.softmax.weights import attention_logits, largest, softmax_weights, weighted_values
 
 PATTERNS = {"state": "... n d", "stored": "... m d"}
 MASK = {"mask": "bool ... #n #m"}
@@ -59,12 +59,6 @@ def inverse_temperature(beta, d):
     if not np.isfinite(beta):
         raise ValueError(f"beta: expected a finite number >= 0, got {beta.real:g}")
     return beta
-
-
-def largest(x):
-    """The largest entry along the last axis, -inf where there is none; by real part, since np.max would let imaginary parts decide ties."""
-    x = np.concatenate([np.full((*x.shape[:-1], 1), -np.inf), x], axis=-1)
-    return np.take_along_axis(x, np.argmax(x.real, axis=-1)[..., None], axis=-1)[..., 0]
 
 
 def log_mean_exp(s, beta):

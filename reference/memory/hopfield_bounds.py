@@ -43,7 +43,8 @@ import numpy as np
 
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import number, one_of
-from attnspec.reference.memory.hopfield import inverse_temperature, largest
+from attnspec.reference.memory.hopfield import inverse_temperature
+from attnspec.reference.softmax.weights import largest
 
 FORMS = ("margin", "distance", "separation")
 

@@ -41,7 +41,7 @@ import numpy as np
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import AttentionResult, grouped_heads, visible_keys, whole
 from attnspec.reference.softmax.scaled_dot_product import SHAPES
-from attnspec.reference.softmax.weights import attention_logits, weighted_values
+from attnspec.reference.softmax.weights import attention_logits, largest, weighted_values
 
 
 class AttentionPartial(NamedTuple):
@@ -77,13 +77,6 @@ def visible_block(i, j, n, m, mask=None, causal=False, window=None):
 def larger(a, b):
     """The one of a, b with the larger real part: their maximum with its derivative, NaN where b is NaN."""
     return np.where(a.real >= b.real, a, b)
-
-
-def largest(s):
-    """The entry of each row of s (..., n, b) with the largest real part; -inf for rows without entries."""
-    if s.shape[-1] == 0:
-        return np.full(s.shape[:-1], -np.inf)
-    return np.take_along_axis(s, np.argmax(s.real, axis=-1)[..., None], axis=-1)[..., 0]
 
 
 def finite_shift(m):

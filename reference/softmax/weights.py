@@ -34,6 +34,12 @@ def attention_logits(q, k, scale=None, softcap=None, bias=None):
         return s if bias is None else s + bias
 
 
+def largest(x):
+    """The largest entry along the last axis, -inf where there is none; by real part, since np.max would let imaginary parts decide ties."""
+    x = np.concatenate([np.full((*x.shape[:-1], 1), -np.inf), x], axis=-1)
+    return np.take_along_axis(x, np.argmax(x.real, axis=-1)[..., None], axis=-1)[..., 0]
+
+
 def softmax_weights(s, visible=True, sink=None):
     """Weights P (..., n, m) and log-sum-exp L (..., n) of logits s; sink: one more logit per head, (h,), whose value is 0.
 
