@@ -1,7 +1,6 @@
 """What `run` and `plot` have in common: a formula's arrays, from files or drawn, and its options."""
 
 import ast
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ import click
 import numpy as np
 
 from attnspec.cli.files import Refusal, check_memory, read_array, read_arrays, refusing
+from attnspec.dispatch import nearest
 from attnspec.reference.formula import Formula
 from attnspec.reference.inputs import parse_shape
 
@@ -73,7 +73,7 @@ def parse_settings(record: Formula, settings: Iterable[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, text in pairs("--set", settings).items():
         if name not in record.parameters:
-            raise Refusal(f"--set: {record.name} has no parameter {name!r}{nearest(name, record.options)}")
+            raise Refusal(f"--set: {record.name} has no parameter {name!r}{nearest_of(name, record.options)}")
         value = parse_value(text)
         if name in record.required and not is_number(record, name):
             raise Refusal(f"--set: {name} is an array of {record.name}; give it by --input or --arg")
@@ -89,10 +89,10 @@ def is_number(record: Formula, name: str) -> bool:
     return not shape.dims and not shape.leading
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest_of(name: str, names: Iterable[str]) -> str:
+    """A hint at the nearest name, or the list of all."""
     names = list(names)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(names) or 'none'}"
+    return nearest(name, names) or f"; it has {', '.join(names) or 'none'}"
 
 
 def gather(
@@ -113,7 +113,7 @@ def gather(
         arrays[name] = read_array(name, Path(text))
     for name in list(arrays):
         if name not in record.parameters:
-            raise Refusal(f"{name}: {record.name} has no such array{nearest(name, record.arrays)}")
+            raise Refusal(f"{name}: {record.name} has no such array{nearest_of(name, record.arrays)}")
         if name in options:
             raise Refusal(f"--set: {name} is in the files too")
         if name in record.options:
@@ -132,10 +132,11 @@ def gather(
 
     for name, array in arrays.items():
         array = np.asarray(array)
-        if array.dtype.kind in "OSUMmT" or (array.dtype.kind == "V" and array.dtype.name.startswith("void")):
-            raise Refusal(f"{name}: expected real numbers, got dtype {array.dtype}")
-        if array.dtype.kind in "fcV" and not allow_nonfinite:
-            refuse_nonfinite(name, array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+        if array.dtype.kind in "cOSUMmT" or (array.dtype.kind == "V" and array.dtype.name.startswith("void")):
+            hint = "; .npz cannot hold bfloat16, .safetensors can" if array.dtype.str == "|V2" else ""
+            raise Refusal(f"{name}: expected real numbers, got dtype {array.dtype}{hint}")
+        if array.dtype.kind in "fV" and not allow_nonfinite:
+            refuse_nonfinite(name, array.astype(np.float64))
     check_memory(estimate(record, arrays), record.name)
     return {name: rounded(record, name, array, dtype) for name, array in arrays.items()}, options, files
 

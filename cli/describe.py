@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import platform
+import re
 import sys
 from typing import Any
 
@@ -14,6 +15,8 @@ from attnspec.cli.files import refusing
 from attnspec.dispatch import BACKENDS, backends, formulas, record_of
 from attnspec.reference.formula import Formula
 from attnspec.reference.inputs import parse_shape
+
+ONE = {"real": "a number", "int": "a whole number", "bool": "True or False", "bits": "0 or 1", "spins": "-1 or +1"}
 
 
 def backends_of(record: Formula) -> list[str]:
@@ -57,23 +60,27 @@ def list_command(family: str | None, as_json: bool, markdown: bool) -> None:
             equation = record.equation.replace("|", "\\|")
             click.echo(f"| `{record.name}` | {record.family} | {equation} | {record.source} | {record.status} |")
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    rows = [("formula", "family", "backends", "source")]
+    rows += [(record.name, record.family, ", ".join(backends_of(record)), short_source(record.source)) for record in records.values()]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        click.echo("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[-1]]))
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("formula", "family", "backends", "source"):
-        table.add_column(column, no_wrap=column != "source")
-    for record in records.values():
-        table.add_row(record.name, record.family, ", ".join(backends_of(record)), record.source)
-    Console().print(table)
+
+def short_source(source: str) -> str:
+    """The paper of a source without its equations and sections; `show` prints it whole."""
+    paper = re.match(r"arXiv:[\d.]+\d", source)
+    return paper[0] if paper else source.partition(";")[0]
 
 
 @click.command()
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 def show(name: str, as_json: bool) -> None:
-    """Show the formula NAME: equation, shapes, parameters, source, identities, wrong versions."""
+    """Show one formula as a page.
+
+    Its equation, shapes, parameters, source, conventions, identities and the wrong versions met elsewhere.
+    """
     from attnspec.conformance.identities import identities
     from attnspec.golden import golden_cases
 
@@ -86,15 +93,16 @@ def show(name: str, as_json: bool) -> None:
         return
     click.echo(f"{name}   ({record.family}; {record.status})\n")
     click.echo(f"    {record.equation}\n")
-    click.echo(f"    {record.latex}\n")
+    click.echo(f"{name}{inspect.signature(record.function)}\n")
     for name, text in record.shapes.items():
         shape = parse_shape(text)
         kind = {"real": "", "int": " of whole numbers", "bool": " of booleans", "bits": " of 0 and 1", "spins": " of -1 and +1"}[shape.kind]
         loose = " (broadcastable)" if any(optional for _, optional in shape.dims) else ""
-        role = "returns" if name in record.outputs else "array" if name in record.required else "optional array"
-        click.echo(f"    {role:15} {name:12} {shape}{kind}{loose}")
+        number = not shape.dims and not shape.leading
+        role = "returns" if name in record.outputs else "number" if number else "array" if name in record.required else "optional array"
+        click.echo(f"    {role:15} {name:15} {ONE[shape.kind] if number else f'{shape}{kind}{loose}'}")
     for name, default in record.options.items():
-        click.echo(f"    {'option':15} {name:12} default {default!r}")
+        click.echo(f"    {'option':15} {name:15} default {default!r}")
     click.echo(f"\n{inspect.getdoc(record.function)}\n")
     click.echo("-" * 72)
     click.echo(record.page)
@@ -109,7 +117,10 @@ def show(name: str, as_json: bool) -> None:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def doctor(as_json: bool) -> None:
-    """Say what works here: versions, backends, threads, BLAS, what is missing and how to get it."""
+    """Say what works here, and what is missing.
+
+    Versions, backends, threads, BLAS, and how to get what is not there.
+    """
     import psutil
     from threadpoolctl import threadpool_info
 

@@ -53,6 +53,7 @@ def read(path: Path, what: str) -> dict[str, np.ndarray]:
                 return {"array": np.load(file, allow_pickle=False)}
             if path.suffix == ".npz":
                 return read_npz(file)
+        import ml_dtypes  # noqa: F401                                 # gives NumPy the name "bfloat16", which load_file asks for
         from safetensors.numpy import load_file
 
         return load_file(path)

@@ -50,10 +50,11 @@ class Program(click.Group):
         sys.exit(status if isinstance(status, int) else 0)
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Program, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(attnspec.__version__, prog_name="attnspec")
-def main() -> None:
-    """Attention formulas as plain NumPy, and their fast twins.
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Attention formulas as plain NumPy: look them up, run them on your arrays, draw their weights, check them.
 
     \b
     attnspec list                                   what there is
@@ -62,6 +63,8 @@ def main() -> None:
     attnspec run cog_attention --input qkv.npz --output out.npz
     attnspec verify                                 check everything here
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 if __name__ == "__main__":

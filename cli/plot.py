@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from attnspec.cli.arguments import gather, nearest, pairs, with_inputs
+from attnspec.cli.arguments import gather, nearest_of, pairs, with_inputs
 from attnspec.cli.files import Refusal, Targets, refusing
 from attnspec.cli.run import PICTURES, choose
 from attnspec.dispatch import BACKENDS, record_of
@@ -18,8 +18,9 @@ from attnspec.dispatch import BACKENDS, record_of
 @click.option("--output", type=click.Path(path_type=Path), required=True, metavar="MAP.png", help="Where to write it: .png, .pdf or .svg.")
 @click.option("--force", is_flag=True, help="Overwrite a file that exists.")
 def plot(names: tuple[str, ...], backend: str, output: Path, force: bool, settings: tuple[str, ...], **given: Any) -> None:
-    """Draw heat maps of the weights of each NAME (of its output where it has no weights), side by side in one colour scale.
+    """Draw the weights of one or several formulas.
 
+    Heat maps of the weights of each NAME (of its output where it has no weights), side by side, the weights in one colour scale.
     An option given by --set goes to every formula that has it; drawn arrays of the same name and shape are the same for all.
 
     \b
@@ -32,7 +33,7 @@ def plot(names: tuple[str, ...], backend: str, output: Path, force: bool, settin
     for key in pairs("--set", settings):
         if not any(key in record.parameters for record in records):
             known = dict.fromkeys(option for record in records for option in record.options)
-            raise Refusal(f"--set: none of {', '.join(names)} has a parameter {key!r}{nearest(key, known)}")
+            raise Refusal(f"--set: none of {', '.join(names)} has a parameter {key!r}{nearest_of(key, known)}")
     targets = Targets(force)
     panels = []
     for record in records:
@@ -45,4 +46,4 @@ def plot(names: tuple[str, ...], backend: str, output: Path, force: bool, settin
             panels += plotting.panels_of(record, arrays, selection.function(**arrays, **options))
     targets.put(output, lambda file: plotting.draw(panels, file, output.suffix.lower().removeprefix(".")))
     targets.commit()
-    click.echo(f"wrote {output}: {', '.join(panel.title for panel in panels)}")
+    click.echo(f"wrote {output}, {len(panels)} panel{'s' * (len(panels) > 1)}")

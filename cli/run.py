@@ -11,6 +11,7 @@ import numpy as np
 from attnspec.cli.arguments import gather, with_inputs
 from attnspec.cli.files import Targets, refusing
 from attnspec.dispatch import BACKENDS, Selection, record_of, select
+from attnspec.plotting import weight_dims
 from attnspec.reference.formula import Formula
 
 ARRAYS = (".npz", ".safetensors")
@@ -65,7 +66,6 @@ def run(
         targets.put(plot, lambda file: plotting.draw(panels, file, plot.suffix.lower().removeprefix(".")))
     targets.commit()
 
-    matrices = {"weights"} | {key for key in record.outputs if record.shapes[key].split()[-2:] == ["n", "m"]}
     summary = {
         "formula": name,
         "backend": selection.backend,
@@ -73,7 +73,7 @@ def run(
         "seconds": elapsed,
         "options": {key: value for key, value in options.items() if key != "return_weights"},
         "inputs": {key: {"shape": list(np.shape(value)), "dtype": str(np.asarray(value).dtype)} for key, value in arrays.items()},
-        "outputs": {key: describe(value, key in matrices) for key, value in fields.items()},
+        "outputs": {key: describe(value, key_axes_of(record, key)) for key, value in fields.items()},
         "written": [str(path) for path in (output, weights, plot) if path is not None],
     }
     if as_json:
@@ -106,18 +106,25 @@ def named_outputs(record: Formula, result: Any) -> dict[str, np.ndarray]:
     return {key: np.asarray(value) for key, value in fields.items() if value is not None}
 
 
-def describe(array: np.ndarray, is_matrix: bool) -> dict[str, Any]:
-    """Shape, dtype and a few numbers of an array; the range of its row sums where it is a matrix of weights."""
+def describe(array: np.ndarray, key_axes: int) -> dict[str, Any]:
+    """Shape, dtype and a few numbers of an array; the range of its row sums where its last `key_axes` axes are over keys."""
     numbers = array.astype(np.float64)
     facts: dict[str, Any] = {"shape": list(array.shape), "dtype": str(array.dtype)}
     if array.size == 1:
         facts["value"] = numbers.item()
     elif array.size:
         facts |= {"norm": float(np.sqrt(np.sum(numbers**2))), "min": float(numbers.min()), "max": float(numbers.max())}
-        if is_matrix and array.ndim >= 2:
-            sums = numbers.sum(-1)
+        if key_axes and array.ndim > key_axes:
+            sums = numbers.sum(axis=tuple(range(-key_axes, 0)))
             facts["row sums"] = [float(sums.min()), float(sums.max())]
     return facts
+
+
+def key_axes_of(record: Formula, name: str) -> int:
+    """How many of an output's last axes are over keys: one for weights and plans, one for each member of a tuple of keys."""
+    dims = record.shapes.get(name, weight_dims(record) if name == "weights" else "").split()
+    keys = [dim for dim in dims if dim.rstrip("0123456789") == "m"]
+    return len(keys) if "n" in dims and dims[-1:] == keys[-1:] else 0
 
 
 def show_summary(summary: dict[str, Any]) -> None:
@@ -126,22 +133,19 @@ def show_summary(summary: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = Console()
-    title = f"{summary['formula']}: {summary['backend']}, {1e3 * summary['seconds']:.1f} ms"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("", "shape", "dtype", "norm", "min", "max", "row sums"):
-        table.add_column(column, justify="left" if column in ("", "shape", "dtype") else "right")
-    for key, facts in {**summary["inputs"], **summary["outputs"]}.items():
-        sums = facts.get("row sums", [])
-        numbers = [f"{facts[fact]:.6g}" if fact in facts else "" for fact in ("norm", "min", "max")]
-        if "value" in facts:
-            numbers[1] = f"{facts['value']:.10g}"
-        table.add_row(
-            key, " ".join(map(str, facts["shape"])) or "scalar", facts["dtype"],
-            *numbers,
-            " .. ".join(dict.fromkeys(f"{total:.6g}" for total in sums)),
-        )
+    console.print(f"{summary['formula']}: {summary['backend']}, {1e3 * summary['seconds']:.1f} ms", highlight=False, markup=False)
+    inputs = [f"{name} ({', '.join(map(str, facts['shape']))}) {facts['dtype']}" for name, facts in summary["inputs"].items()]
+    console.print(f"inputs: {'; '.join(inputs)}", highlight=False, markup=False)
+    facts_of = summary["outputs"]
+    columns = [fact for fact in ("value", "norm", "min", "max", "row sums") if any(fact in facts for facts in facts_of.values())]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("output", "shape", "dtype", *columns):
+        table.add_column(column, justify="right" if column in columns else "left", no_wrap=column in columns)
+    for name, facts in facts_of.items():
+        shown = [facts[fact] if isinstance(facts.get(fact), list) else [facts[fact]] if fact in facts else [] for fact in columns]
+        cells = [" .. ".join(dict.fromkeys(f"{number:.{10 if fact == 'value' else 5}g}" for number in numbers))
+                 for fact, numbers in zip(columns, shown, strict=True)]
+        table.add_row(name, " ".join(map(str, facts["shape"])) or "number", facts["dtype"], *cells)
     console.print(table)
-    for line in summary["why"]:
-        console.print(f"  {line}", highlight=False, markup=False, style="dim")
     for path in summary["written"]:
         console.print(f"wrote {path}", highlight=False, markup=False)

@@ -16,7 +16,9 @@ from attnspec.dispatch import BACKENDS, formulas, record_of, select
 @click.option("--backend", type=click.Choice(list(BACKENDS)), default="reference", show_default=True, help="Which backend to check.")
 @click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
 def verify(names: tuple[str, ...], backend: str, as_json: bool) -> None:
-    """Check each NAME, or every formula that the backend has.
+    """Check formulas on a backend.
+
+    Each NAME, or every formula that the backend has.
 
     The reference is checked against golden vectors and identities, a twin against the reference with the error bound of its formula.
     err/bound is the largest error in units of what it may be; the exit status is 1 where it exceeds 1.
@@ -83,6 +85,9 @@ def show_table(found: dict[str, list[Any]], backend: str) -> None:
         verdict = "[bold red]FAILED[/]" if any(not check.passed for check in judged) else "ok" if judged else "not checked"
         table.add_row(name, *counts, f"{ratio:.2g}", verdict + (f", {skipped} not judged" if skipped else ""))
     console.print(table)
+    judged = [check for checks in found.values() for check in checks if check.skipped is None]
+    passed = sum(check.passed for check in judged)
+    console.print(f"{passed} of {len(judged)} checks passed; err/bound is the largest error in units of what it may be", highlight=False)
     for checks in found.values():
         for check in checks:
             if check.skipped is None and not check.passed:

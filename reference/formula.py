@@ -81,6 +81,10 @@ class Formula:
         names = [name for shape in self.shapes.values() for name in inputs.parse_shape(shape).names]
         return tuple(dict.fromkeys(names))
 
+    def is_required(self, dim: str) -> bool:
+        """Whether a required array or an output has this dimension."""
+        return any(dim in inputs.parse_shape(self.shapes[name]).names for name in (*self.required, *self.outputs))
+
     def complete_sizes(self, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         """`sizes` with a value for every dimension: n=12, m=n, d=8, e=d, others 4 unless the record or the caller says otherwise."""
         given = dict(sizes or {})
@@ -91,9 +95,8 @@ class Formula:
                 raise ValueError(f"shape: {self.name} has no dimension {name!r}; it has {', '.join(known)}")
             inputs.whole(f"shape {name}", size, least=0)
         defaults = {**COMMON_SIZES, **self.sizes}
-        needed = {dim for name in (*self.required, *self.outputs) for dim in inputs.parse_shape(self.shapes[name]).names}
         for name in self.dimensions:
-            if name == "h" and name not in needed:                     # only an optional array speaks of heads: then so must the caller
+            if name == "h" and not self.is_required(name):             # only an optional array speaks of heads: then so must the caller
                 continue
             value: int | str = given.get(name, defaults.get(name, 4))
             while isinstance(value, str):

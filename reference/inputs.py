@@ -56,7 +56,7 @@ def as_array(name: str, value: Any, kind: str = "real") -> np.ndarray:
         return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False)
     if kind == "bool":
         if array.dtype.kind != "b":
-            raise TypeError(f"{name}: expected booleans (True = may attend), got dtype {array.dtype}; an additive mask is a bias")
+            raise TypeError(f"{name}: expected booleans (True = may attend), got dtype {array.dtype}; use .astype(bool) on 0 and 1")
         return array
     if array.dtype.kind == "c" or not np.all(array == np.floor(array)):
         raise ValueError(f"{name}: expected whole numbers, got dtype {array.dtype} with fractions")
@@ -148,9 +148,12 @@ def explain_signature(record, error: str, keywords: dict[str, Any]) -> str:
     """One line for a call that does not fit the signature, with the nearest name of a parameter where one was misspelt."""
     for name in keywords:
         if name not in record.parameters:
-            near = difflib.get_close_matches(name, record.parameters, n=1)
+            near = difflib.get_close_matches(name.lower(), record.parameters, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(record.parameters)}"
             return f"{name}: {record.name} has no such parameter{hint}"
+    if "positional" in error and "too many" in error:
+        named = [name for name, parameter in record.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+        return f"{record.name}: {error}; {', '.join(named) or 'nothing else'} must be named, as in {named[0]}=..." if named else error
     return f"{record.name}: {error}"
 
 

@@ -86,7 +86,7 @@ class TestAuto:
 
 class TestNamedBackend:
     def test_missing_library_is_an_error_that_lists_what_is_there(self, monkeypatch):
-        monkeypatch.setitem(BACKENDS, "mlx", Backend("mlx", "attnspec.mlx_backend", "no_such_library", "pip install mlx"))
+        monkeypatch.setitem(BACKENDS, "mlx", Backend("mlx", "attnspec.reference", "no_such_library", "pip install mlx"))
         message = r"^backend: mlx cannot compute cog_attention: no_such_library is not installed .*; available: reference$"
         with pytest.raises(ValueError, match=message):
             attnspec.attend("cog_attention", q, k, v, backend="mlx")
@@ -166,6 +166,13 @@ class TestLayouts:
         swapped = {name: x.swapaxes(1, 2) if name in ("q", "k", "v") else x for name, x in arrays.items()}
         got = attnspec.attend("affine_scaled_attention", layout="bthd", **swapped)
         np.testing.assert_array_equal(got.swapaxes(1, 2), attnspec.affine_scaled_attention(**arrays))
+
+    def test_an_output_whose_heads_were_joined_stays(self):
+        arrays = attnspec.formulas()["gated_attention"].draw({"b": 2, "n": 5})
+        w_o = RNG.standard_normal((6, 4, 8))
+        swapped = {name: x.swapaxes(1, 2) if name in ("q", "k", "v") else x for name, x in arrays.items()}
+        got = attnspec.attend("gated_attention", layout="bthd", w_o=w_o, **swapped)
+        np.testing.assert_array_equal(got, attnspec.gated_attention(w_o=w_o, **arrays))
 
     def test_formulas_without_heads_have_one_layout(self):
         with pytest.raises(ValueError, match=r"^layout: context_broadcasting takes no arrays with heads, so only 'bhtd' fits, got 'bthd'$"):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+import attnspec
 from attnspec.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -14,6 +15,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_the_table_of_formulas_is_up_to_date():
     table = CliRunner().invoke(main, ["list", "--markdown"]).stdout
     assert table in README, "put the output of `attnspec list --markdown` into the README"
+
+
+def test_the_examples_in_python_run():
+    scope: dict = {"my_kernel": attnspec.cog_attention}
+    for code in re.findall(r"```python\n(.*?)```", README, flags=re.S):
+        exec(code, scope)
+    assert scope["A"].shape == (4, 128, 128)
+    assert scope["limit"].shape == scope["mine"].shape
 
 
 def test_there_are_two_commands():

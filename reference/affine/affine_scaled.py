@@ -154,6 +154,17 @@ def scaled_and_shifted(P, visible, alpha, alpha_ma, n_keys):
     return np.where(visible, alpha * P + (alpha_ma - alpha) / N, 0.0), N
 
 
+def draw_layer(sizes, rng, names=("q", "k", "v", "x", "w_a", "alpha_ma")):
+    """Standard normal arrays, with an alpha_ma that a moving average of alphas can have."""
+    lead = (sizes["b"],) if "b" in sizes else ()
+    shapes = {name: SHAPES.get(name, "... h n e").split() for name in names}
+    arrays = {
+        name: rng.standard_normal(lead * (dims[0] == "...") + tuple(sizes[dim] for dim in dims if dim != "..."))
+        for name, dims in shapes.items()
+    }
+    return {**arrays, "alpha_ma": rng.uniform(0.2, 0.8, sizes["h"])}
+
+
 @formula(
     family="affine",
     shapes={**SHAPES, "out": "... h n e"},
@@ -165,6 +176,7 @@ def scaled_and_shifted(P, visible, alpha, alpha_ma, n_keys):
     kinks=KINKS,
     sizes={"c": 6, "h": 4, "hk": "h"},
     workspace="... h n m",
+    draw=draw_layer,
 )
 def affine_scaled_attention(
     q, k, v, x, w_a, alpha_ma, *, scale=None, phi="linear_clipping", n_keys="total", mask=None, causal=False, enable_gqa=False,
@@ -213,6 +225,7 @@ class AffineGradients(NamedTuple):
     kinks=KINKS,
     sizes={"c": 6, "h": 4, "hk": "h"},
     workspace="... h n m",
+    draw=lambda sizes, rng: draw_layer(sizes, rng, ("q", "k", "v", "x", "w_a", "alpha_ma", "do")),
 )
 def affine_scaled_attention_backward(
     q, k, v, x, w_a, alpha_ma, do, *, scale=None, phi="linear_clipping", n_keys="total", mask=None, causal=False, enable_gqa=False,

@@ -137,4 +137,5 @@ def check_gate(position, w_gate, q, k, v, w_o):
         heads = {"G1": q, "G2": v, "G3": k, "G4": q}[position].shape[-3]
         width = {"G1": v, "G2": v, "G3": k, "G4": q}[position].shape[-1]
     if w_gate.shape[0] not in (1, heads) or w_gate.shape[1] not in (1, width):
-        raise ValueError(f"w_gate: expected shape ({heads} or 1, {width} or 1, c) at position {position!r}, got {w_gate.shape}")
+        h, g = (f"{size} or 1" if size != 1 else "1" for size in (heads, width))
+        raise ValueError(f"w_gate: expected shape ({h}, {g}, c) at position {position!r}, got {w_gate.shape}")

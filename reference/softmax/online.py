@@ -109,6 +109,7 @@ def fold_block(state, s, v, visible):
     latex=r"m'=\max(m,\max_{j\in B}s_{ij}),\quad l'=l\,e^{m-m'}+\sum_{j\in B}e^{s_{ij}-m'},\quad "
           r"o'=o\,e^{m-m'}+\sum_{j\in B}e^{s_{ij}-m'}v_j,\quad \mathrm{out}=o/l",
     source="arXiv:1805.02867, algorithm 3; arXiv:2112.05682",
+    status="derived",
     bound="softmax",
     grouped=("k", "v"),
 )
@@ -162,6 +163,7 @@ def join_queries(results, return_lse):
     equation="m_i = max_j s_ij,  l_i = sum_j exp(s_ij - m_i),  o_i = sum_j exp(s_ij - m_i) v_j",
     latex=r"m_i=\max_j s_{ij},\quad l_i=\sum_j e^{s_{ij}-m_i},\quad o_i=\sum_j e^{s_{ij}-m_i}v_j",
     source="arXiv:2112.05682, section 2 and the authors' notebook (summarize_chunk)",
+    status="derived",
     kinks="the two largest logits of a row are equal",
     grouped=("k", "v"),
     workspace="... n m",
@@ -206,6 +208,7 @@ def draw_partials(*suffixes):
     equation="m = max(m1, m2),  l = l1 exp(m1 - m) + l2 exp(m2 - m),  o = o1 exp(m1 - m) + o2 exp(m2 - m)",
     latex=r"m=\max(m_1,m_2),\quad l=l_1e^{m_1-m}+l_2e^{m_2-m},\quad o=o_1e^{m_1-m}+o_2e^{m_2-m}",
     source="arXiv:1805.02867, section 3.1",
+    status="derived",
     kinks="m1 = m2",
     draw=draw_partials("1", "2"),
 )
@@ -232,6 +235,7 @@ def merge_attention_partials(m1, l1, o1, m2, l2, o2):
     equation="out = o / l,  lse = m + log l",
     latex=r"\mathrm{out}=o/l,\quad L=m+\log l",
     source="arXiv:2112.05682, section 2; lse is the log of the softmax's normaliser",
+    status="derived",
     draw=draw_partials(""),
 )
 def finish_attention_partial(m, l, o):

@@ -42,6 +42,7 @@ def owned(size, hosts):
     equation="host h folds key block (h - t) mod P at step t = 0 .. P-1;  out = o / l = softmax(scale q k^T + bias) v",
     latex=r"(m,l,o)_h\leftarrow(m,l,o)_h\oplus B_{(h-t)\bmod P},\quad t=0,\dots,P-1;\quad \mathrm{out}_h=o_h/l_h",
     source="arXiv:2310.01889, algorithm 1; haoliuhl/ringattention",
+    status="derived",
     bound="softmax",
     grouped=("k", "v"),
 )

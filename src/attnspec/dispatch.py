@@ -8,7 +8,7 @@ import difflib
 import importlib
 import importlib.util
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from attnspec.reference.formula import Formula
 
 LAYOUTS = ("bhtd", "bthd", "thd")
+RANK = {"bthd": 4, "thd": 3}
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,10 @@ class Backend:
 
     def missing(self) -> str | None:
         """Why this backend cannot be used here, or None if it can."""
-        if importlib.util.find_spec(self.needs) is None:
-            return f"{self.needs} is not installed ({self.how})"
         if importlib.util.find_spec(self.package) is None:
             return f"this version of attnspec has no {self.name} functions"
+        if importlib.util.find_spec(self.needs) is None:
+            return f"{self.needs} is not installed ({self.how})"
         return None
 
     def function(self, name: str) -> Callable[..., Any] | None:
@@ -75,9 +76,12 @@ def record_of(name: str) -> Formula:
     return records[name]
 
 
-def nearest(name: str, names) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A hint at the names that `name` may have stood for: those that it begins, else the most similar one."""
+    names = list(names)
+    close = [one for one in names if name and one.lower().startswith(name.lower())]
+    close = close or difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, close[:6]))}?" if close else ""
 
 
 def backends() -> dict[str, str | None]:
@@ -171,15 +175,15 @@ def attend(name: str, *arrays: Any, backend: str = "auto", layout: str = "bhtd",
         key: swap_heads(key, value, layout) if key in headed(record) else value for key, value in {**named, **options}.items()
     }
     result = selection.function(*[transposed[key] for key in named], **{key: transposed[key] for key in options})
+
+    def laid_out(key: str, value: Any) -> Any:
+        """An output in the caller's layout; one whose heads were joined by a projection has an axis less, and stays."""
+        has_heads = key in headed(record) and value is not None and value.ndim == RANK[layout]
+        return swap_heads(key, value, layout) if has_heads else value
+
     if not isinstance(result, tuple):
-        return swap_heads("out", result, layout) if record.outputs[0] in headed(record) else result
-    fields = {key: swap_heads(key, value, layout) for key, value in zip(_fields(result), result, strict=True)
-              if key in headed(record) and value is not None}
-    return result._replace(**fields) if hasattr(result, "_replace") else tuple(fields.get(str(i), x) for i, x in enumerate(result))
-
-
-def _fields(result: tuple) -> tuple[str, ...]:
-    return getattr(result, "_fields", tuple(str(i) for i in range(len(result))))
+        return laid_out(record.outputs[0], result)
+    return type(result)(*(laid_out(key, value) for key, value in result._asdict().items()))  # type: ignore[attr-defined]
 
 
 def headed(record: Formula) -> set[str]:
@@ -207,7 +211,6 @@ def swap_heads(name: str, array: Any, layout: str) -> Any:
     if shape is None:
         array = np.asarray(array)
         shape = array.shape
-    rank = 3 if layout == "thd" else 4
-    if len(shape) != rank:
-        raise ValueError(f"{name}: layout {layout} expects {rank} axes, got {tuple(shape)}")
+    if len(shape) != RANK[layout]:
+        raise ValueError(f"{name}: layout {layout} expects {RANK[layout]} axes, got {tuple(shape)}")
     return array.swapaxes(-3, -2)

@@ -40,7 +40,7 @@ def panels_of(record: Any, arrays: Mapping[str, Any], result: Any) -> list[Panel
     if all(value.ndim == 0 for value in fields.values()):
         return [Panel(record.name, np.array(list(fields.values())), labels=tuple(fields))]
     is_weights = "weights" in fields
-    name = "weights" if is_weights else next(iter(fields))
+    name = "weights" if is_weights else next(key for key, value in fields.items() if value.ndim)
     values = fields[name]
     title = f"{record.name} weights" if is_weights else record.name if name == "out" else f"{record.name}: {name}"
     dims = [dim.lstrip("#") for dim in record.shapes.get(name, weight_dims(record)).split()]
@@ -61,7 +61,7 @@ def panels_of(record: Any, arrays: Mapping[str, Any], result: Any) -> list[Panel
 
 def weight_dims(record: Any) -> str:
     """Axes of a weight matrix whose shape the record does not give: queries by keys, or by each member of a tuple of keys."""
-    keys = [dim for dim in record.dimensions if dim.rstrip("0123456789") == "m" and dim != "m3"]
+    keys = [dim for dim in record.dimensions if dim.rstrip("0123456789") == "m" and record.is_required(dim)]
     return " ".join(["n", *(keys or ["n"])])
 
 
@@ -102,7 +102,7 @@ def draw(panels: list[Panel], target: IO[bytes], kind: str) -> None:
             whole_ticks(axes, panel.values.shape)
     for group in images.values():
         figure.colorbar(group[0], ax=[image.axes for image in group], shrink=0.8).ax.tick_params(labelsize=8)
-    figure.savefig(target, format=kind, dpi=130)
+    figure.savefig(target, format=kind, dpi=130, bbox_inches="tight", pad_inches=0.1)
 
 
 def colours_of(matrices: list[np.ndarray]) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """The command line as a process of its own: streams, exit statuses, start-up time."""
 
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 PROGRAM = Path(sys.executable).parent / "attnspec"
 
@@ -45,3 +49,18 @@ def test_start_up_time_is_printed(tmp_path, words, capsys):
     assert run(*words, cwd=tmp_path).returncode == 0
     with capsys.disabled():
         print(f"\nattnspec {' '.join(words)}: {time.perf_counter() - start:.2f} s")
+
+
+def test_bfloat16_from_safetensors(tmp_path):
+    """In a process of its own: NumPy knows the name bfloat16 only after ml_dtypes was imported, which this test's process has done."""
+    arrays = {name: np.ones((2, 3), ml_dtypes.bfloat16) for name in "qkv"}
+    save_file(arrays, tmp_path / "qkv.safetensors")
+    done = run("run", "cog_attention", "--input", "qkv.safetensors", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["inputs"]["q"]["dtype"] == "bfloat16"
+
+
+def test_without_a_command_it_helps(tmp_path):
+    done = run(cwd=tmp_path)
+    assert done.returncode == 0
+    assert "Commands:" in done.stdout
