@@ -104,14 +104,25 @@ def checked_arrays(record, arguments: dict[str, Any]) -> dict[str, Any]:
         if gqa and name in record.grouped:
             front = check_groups(name, front, lead, lead_of)
         try:
-            lead = np.broadcast_shapes(lead, front)
+            joined = np.broadcast_shapes(lead, front)
         except ValueError:
             hint = "; for grouped heads set enable_gqa=True" if name in record.grouped and "enable_gqa" in record.parameters else ""
             raise ValueError(f"{name}: leading axes {front} do not broadcast against {lead} of {lead_of}{hint}") from None
-        lead_of = lead_of or name
+        lead, lead_of = joined, name if joined != lead or not lead_of else lead_of
+    if "hk" in sizes and "h" in sizes and "enable_gqa" in record.parameters:
+        check_head_counts(*sizes["hk"][::-1], *sizes["h"][::-1], gqa)
     for name, shape, array in late:
-        check_broadcast(name, shape, array, sizes, lead, lead_of)
+        joined = check_broadcast(name, shape, array, sizes, lead, lead_of)
+        lead, lead_of = joined, name if joined != lead or not lead_of else lead_of
     return arrays
+
+
+def check_head_counts(name: str, key_heads: int, query_name: str, heads: int, gqa: bool) -> None:
+    """Check the heads of keys and values in a record that names both."""
+    if not gqa and key_heads != heads:
+        raise ValueError(f"{name}: expected {heads} heads as in {query_name}, got {key_heads}; for grouped heads set enable_gqa=True")
+    if gqa and (key_heads == 0 or heads % key_heads):
+        raise ValueError(f"{name}: expected a number of heads that divides the {heads} of {query_name}, got {key_heads}")
 
 
 def check_groups(name: str, front: tuple[int, ...], lead: tuple[int, ...], lead_of: str) -> tuple[int, ...]:
@@ -123,23 +134,26 @@ def check_groups(name: str, front: tuple[int, ...], lead: tuple[int, ...], lead_
     return (*front[:-1], lead[-1])
 
 
-def check_broadcast(name, shape: Shape, array, sizes, lead, lead_of) -> None:
-    """Check an array whose axes may be 1 or absent against the sizes that the others fixed."""
+def check_broadcast(name, shape: Shape, array, sizes, lead, lead_of) -> tuple[int, ...]:
+    """Check an array whose axes may be 1 or absent against the sizes that the others fixed; returns the leading axes with its own."""
     names = shape.names
-    heads = lead[-1] if lead else 1                                    # where no shape names h, the last leading axis counts the heads
-    known = [sizes[dim][0] if dim in sizes else heads if dim == "h" else None for dim in names]
+    known = {dim: sizes[dim][0] for dim in names if dim in sizes}
+    if names == ("h",) and not known:                                  # no shape names heads: the last leading axis counts them
+        if not lead and array.ndim:
+            raise ValueError(f"{name}: expected one number, as {lead_of} has no axis of heads, got shape {array.shape}")
+        known = {"h": lead[-1]} if lead else {}
     tail = array.shape[-len(names) :] if array.ndim else ()
-    for dim, size, want in zip(names[::-1], tail[::-1], known[::-1], strict=False):
-        if want is None:
-            sizes[dim] = (size, name)
-        elif size not in (1, want):
+    for dim, size in zip(names[::-1], tail[::-1], strict=False):
+        want = known.get(dim, size)
+        if size not in (1, want):
             owner = sizes[dim][1] if dim in sizes else lead_of
             raise ValueError(f"{name}: expected a shape that broadcasts to {shape} with {dim} = {want} as in {owner}, got {array.shape}")
+        sizes.setdefault(dim, (size, name))
     front = array.shape[: -len(names)] if array.ndim > len(names) else ()
     if front and not shape.leading:
         raise ValueError(f"{name}: expected a shape that broadcasts to {shape}, got {array.shape}")
     try:
-        np.broadcast_shapes(lead, front)
+        return np.broadcast_shapes(lead, front)
     except ValueError:
         raise ValueError(f"{name}: leading axes {front} do not broadcast against {lead} of {lead_of}") from None
 
@@ -151,10 +165,9 @@ def explain_signature(record, error: str, keywords: dict[str, Any]) -> str:
             near = difflib.get_close_matches(name.lower(), record.parameters, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(record.parameters)}"
             return f"{name}: {record.name} has no such parameter{hint}"
-    if "positional" in error and "too many" in error:
-        named = [name for name, parameter in record.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
-        return f"{record.name}: {error}; {', '.join(named) or 'nothing else'} must be named, as in {named[0]}=..." if named else error
-    return f"{record.name}: {error}"
+    named = [name for name, parameter in record.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    hint = f"; {', '.join(named)} must be named, as in {named[0]}=..." if named and error.startswith("too many positional") else ""
+    return f"{record.name}: {error}{hint}"
 
 
 # --- options -------------------------------------------------------------------------------------------------------------------------
