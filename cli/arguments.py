@@ -12,10 +12,10 @@ import numpy as np
 from attnspec.cli.files import Refusal, check_memory, read_array, read_arrays, refusing
 from attnspec.dispatch import nearest
 from attnspec.reference.formula import Formula
-from attnspec.reference.inputs import parse_shape
+from attnspec.reference.inputs import as_array, parse_shape
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-COPIES = 6      # of the largest intermediate array, in float64: logits, masked logits, exponentials, weights, and two for the operations
+COPIES = 8      # of the largest intermediate array, in float64: logits, masked logits, exponentials, weights, masks, and for operations
 
 input_options = [
     click.option("--input", "input_path", type=click.Path(path_type=Path), metavar="FILE",
@@ -52,8 +52,8 @@ def pairs(flag: str, items: Iterable[str]) -> dict[str, str]:
 def parse_sizes(text: str | None) -> dict[str, int]:
     sizes = {}
     for name, value in pairs("--shape", (text or "").split(",") if text else []).items():
-        if not value.isdecimal():
-            raise Refusal(f"--shape: expected {name}=WHOLE NUMBER, got {name}={value}")
+        if not (value.isascii() and value.isdecimal()) or len(value) > 15:
+            raise Refusal(f"--shape: expected {name}=WHOLE NUMBER below 10^15, got {name}={value[:40]}")
         sizes[name] = int(value)
     return sizes
 
@@ -64,9 +64,10 @@ def parse_value(text: str) -> Any:
     if text.lower() in words:
         return words[text.lower()]
     try:
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
+    return text if isinstance(value, complex | bytes | dict | set) else value
 
 
 def parse_settings(record: Formula, settings: Iterable[str]) -> dict[str, Any]:
@@ -77,8 +78,9 @@ def parse_settings(record: Formula, settings: Iterable[str]) -> dict[str, Any]:
         value = parse_value(text)
         if name in record.required and not is_number(record, name):
             raise Refusal(f"--set: {name} is an array of {record.name}; give it by --input or --arg")
-        if name in record.arrays and isinstance(value, list | tuple | int | float):
-            value = np.asarray(value)
+        if name in record.arrays and value is not None:
+            with refusing("--set "):
+                value = as_array(name, value, parse_shape(record.shapes[name]).kind)
         options[name] = value
     return options
 
@@ -106,6 +108,8 @@ def gather(
     if input_path is not None:
         files.append(input_path)
         arrays.update(read_arrays(input_path))
+        if not arrays:
+            raise Refusal(f"--input: {input_path} holds no arrays")
     for name, text in pairs("--arg", args).items():
         if name in arrays:
             raise Refusal(f"--arg: {name} is in {input_path} too")
@@ -135,19 +139,24 @@ def gather(
         if array.dtype.kind in "cOSUMmT" or (array.dtype.kind == "V" and array.dtype.name.startswith("void")):
             hint = "; .npz cannot hold bfloat16, .safetensors can" if array.dtype.str == "|V2" else ""
             raise Refusal(f"{name}: expected real numbers, got dtype {array.dtype}{hint}")
-        if array.dtype.kind in "fV" and not allow_nonfinite:
-            refuse_nonfinite(name, array.astype(np.float64))
+        with np.errstate(over="ignore"):                               # what does not fit the dtype becomes infinite, which is refused
+            arrays[name] = array = rounded(record, name, array, dtype)
+        if np.asarray(array).dtype.kind in "fV" and not allow_nonfinite:
+            refuse_nonfinite(name, np.asarray(array).astype(np.float64))
     check_memory(estimate(record, arrays), record.name)
-    return {name: rounded(record, name, array, dtype) for name, array in arrays.items()}, options, files
+    return arrays, options, files
 
 
 def draw(record: Formula, shape: str | None, seed: int) -> dict[str, Any]:
+    given = parse_sizes(shape)
     with refusing("--"):
-        sizes = record.complete_sizes(parse_sizes(shape))
+        sizes = record.complete_sizes(given)
     lead = [sizes[dim] for dim in ("b", "h") if dim in sizes and dim not in record.dimensions]
-    shapes = {name: (*lead, *(sizes[dim] for dim in parse_shape(record.shapes[name]).names)) for name in record.required}
-    check_memory(8 * sum(math.prod(s) for s in shapes.values()) + workspace(record, sizes, lead), record.name)
-    return record.draw(parse_sizes(shape), seed)
+    drawn = record.required if record.draw_arrays is None else record.arrays            # its own draw may fill optional ones too
+    total = sum(math.prod(record.size_of(name, sizes)) for name in drawn if all(d in sizes for d in parse_shape(record.shapes[name]).names))
+    check_memory(8 * total + workspace(record, sizes, lead), record.name)
+    with refusing("--shape: "):
+        return record.draw(given, seed)
 
 
 def estimate(record: Formula, arrays: Mapping[str, Any]) -> int:

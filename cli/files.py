@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import IO, Any
 
 import click
 import numpy as np
+
+from attnspec.reference.inputs import shown
 
 
 class Refusal(click.ClickException):
@@ -24,7 +27,9 @@ def refusing(prefix: str = "") -> Iterator[None]:
     """Turn the one-line errors of the library into refusals."""
     try:
         yield
-    except (ValueError, TypeError) as error:
+    except MemoryError as error:
+        raise Refusal(f"{prefix}not enough memory: {error}") from error
+    except (ValueError, TypeError, OverflowError) as error:
         raise Refusal(prefix + str(error)) from error
 
 
@@ -43,16 +48,21 @@ def read_array(name: str, path: Path) -> np.ndarray:
 
 
 def read(path: Path, what: str) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise Refusal(f"{what}: no file {path}")
+    try:
+        if not path.is_file():
+            raise Refusal(f"{what}: no file {path}" if not path.exists() else f"{what}: {path} is not a regular file")
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{what}: cannot read {shown(str(path))}: {error}") from error
     try:
         with path.open("rb") as file:
             if path.suffix == ".npy":
                 check_header(file, path.stat().st_size, "array")
                 file.seek(0)
-                return {"array": np.load(file, allow_pickle=False)}
+                with warnings.catch_warnings(action="ignore"):         # a header written by Python 2
+                    return {"array": np.load(file, allow_pickle=False)}
             if path.suffix == ".npz":
                 return read_npz(file)
+        check_memory(path.stat().st_size, path.name)
         import ml_dtypes  # noqa: F401                                 # gives NumPy the name "bfloat16", which load_file asks for
         from safetensors.numpy import load_file
 
@@ -69,13 +79,14 @@ def read_npz(file: IO[bytes]) -> dict[str, np.ndarray]:
     if not zipfile.is_zipfile(file):
         raise Refusal("not a .npz file (no zip archive), or cut short")
     with zipfile.ZipFile(file) as archive:
+        check_memory(sum(member.file_size for member in archive.infolist()), "it")
         for member in archive.infolist():
             if not member.filename.endswith(".npy"):
                 raise Refusal(f"{member.filename} is no array")
             with archive.open(member) as header:
                 check_header(header, member.file_size, member.filename.removesuffix(".npy"))
     file.seek(0)
-    with np.load(file, allow_pickle=False) as loaded:
+    with warnings.catch_warnings(action="ignore"), np.load(file, allow_pickle=False) as loaded:
         return {key: loaded[key] for key in loaded.files}
 
 
@@ -84,7 +95,10 @@ def check_header(file: IO[bytes], size: int, name: str) -> None:
     try:
         version = np.lib.format.read_magic(file)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read_header(file)
+        with warnings.catch_warnings(action="ignore"):
+            shape, _, dtype = read_header(file)
+        if min(shape, default=0) < 0:
+            raise ValueError(f"a negative size in {shape}")
     except ValueError as error:
         raise Refusal(f"{name} is not stored as a NumPy array ({error})") from None
     if dtype.hasobject:
@@ -127,19 +141,26 @@ class Targets:
             return
         if path.suffix.lower() not in suffixes:
             raise Refusal(f"{what}: expected a name ending in {' or '.join(suffixes)}, got {path}")
-        if path.is_dir():
-            raise Refusal(f"{what}: {path} is a folder")
-        if path.exists() and not self.force:
-            raise Refusal(f"{what}: {path} exists; --force overwrites it")
-        if not path.parent.is_dir():
-            raise Refusal(f"{what}: no folder {path.parent}")
-        if not os.access(path.parent, os.W_OK):
-            raise Refusal(f"{what}: cannot write in {path.parent}")
+        try:
+            self.check_place(what, path)
+        except (OSError, ValueError) as error:
+            raise Refusal(f"{what}: cannot write {shown(str(path))}: {error}") from error
         if path.resolve() in {other.resolve() for other in inputs}:
             raise Refusal(f"{what}: {path} is an input of this run")
         if path.resolve() in {other.resolve() for other in self.paths}:
             raise Refusal(f"{what}: {path} is already another output of this run")
         self.paths.add(path)
+
+    def check_place(self, what: str, path: Path) -> None:
+        if path.is_dir():
+            raise Refusal(f"{what}: {path} is a folder")
+        if os.path.lexists(path) and not self.force:                   # a link to nowhere is there, too
+            raise Refusal(f"{what}: {path} exists; --force overwrites it")
+        if not path.parent.is_dir():
+            raise Refusal(f"{what}: no folder {path.parent}")
+        if not os.access(path.parent, os.W_OK):
+            raise Refusal(f"{what}: cannot write in {path.parent}")
+        path.resolve()
 
     def put(self, path: Path, write: Callable[[IO[bytes]], None]) -> None:
         self.writers[path] = write

@@ -2,6 +2,8 @@
 
 import errno
 import importlib
+import logging
+import os
 import sys
 from typing import Any
 
@@ -32,6 +34,8 @@ class Program(click.Group):
         return getattr(importlib.import_module(f"attnspec.cli.{module}"), attribute)
 
     def main(self, args: Any = None, prog_name: str | None = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
+        os.environ["MPLBACKEND"] = "agg"                               # pictures go to files, whatever the user's matplotlib is set to
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
         if not standalone_mode:
             return super().main(args, prog_name, standalone_mode=False, **extra)
         try:
@@ -43,9 +47,9 @@ class Program(click.Group):
             click.echo("attnspec: interrupted", err=True)
             sys.exit(130)
         except OSError as error:
+            sys.stdout = None     # whoever read it has gone, or it takes no more: nothing is left to flush to
             if error.errno != errno.EPIPE:
-                raise
-            sys.stdout = None     # whoever read it has gone; nothing is left to flush to
+                click.echo(f"attnspec: error: {error}", err=True)
             sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
 

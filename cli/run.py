@@ -113,7 +113,9 @@ def describe(array: np.ndarray, key_axes: int) -> dict[str, Any]:
     if array.size == 1:
         facts["value"] = numbers.item()
     elif array.size:
-        facts |= {"norm": float(np.sqrt(np.sum(numbers**2))), "min": float(numbers.min()), "max": float(numbers.max())}
+        top = np.max(np.abs(numbers), initial=0.0) or 1.0              # taken out, so that no square overflows
+        norm = top * np.sqrt(np.sum((numbers / top) ** 2)) if np.isfinite(top) else top
+        facts |= {"norm": float(norm), "min": float(numbers.min()), "max": float(numbers.max())}
         if key_axes and array.ndim > key_axes:
             sums = numbers.sum(axis=tuple(range(-key_axes, 0)))
             facts["row sums"] = [float(sums.min()), float(sums.max())]

@@ -115,8 +115,8 @@ class Formula:
             return self.draw_arrays(full, rng)
         return {name: self.draw_one(name, full, rng) for name in self.required}
 
-    def draw_one(self, name: str, full: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
-        """One array of the recorded shape, of sizes `full` (see `complete_sizes`)."""
+    def size_of(self, name: str, full: Mapping[str, int]) -> tuple[int, ...]:
+        """The recorded shape of one array at the sizes `full`, with the leading axes that these give it."""
         shape = inputs.parse_shape(self.shapes[name])
         has_heads = any("h" in inputs.parse_shape(s).names and "..." in s.split() for s in self.shapes.values())
         lead: tuple[int, ...] = ()
@@ -125,7 +125,11 @@ class Formula:
             heads = full.get("hk", full.get("h")) if name in self.grouped else full.get("h")
             if heads is not None and not has_heads:
                 lead += (heads,)
-        size = lead + tuple(full[dim] for dim in shape.names)
+        return lead + tuple(full[dim] for dim in shape.names)
+
+    def draw_one(self, name: str, full: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
+        """One array of the recorded shape, of sizes `full` (see `complete_sizes`)."""
+        shape, size = inputs.parse_shape(self.shapes[name]), self.size_of(name, full)
         if shape.kind == "bool":
             return rng.random(size) < 0.75
         if shape.kind == "bits":
@@ -150,10 +154,14 @@ def formula(*, family: str, shapes: Mapping[str, str], equation: str, latex: str
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(inputs.explain_signature(record, str(error), kwargs)) from None
+            for name in flags:
+                if name in bound.arguments:
+                    inputs.one_of(name, bound.arguments[name], (True, False))
             bound.arguments.update(inputs.checked_arrays(record, bound.arguments))
             return function(*bound.args, **bound.kwargs)
 
         signature = inspect.signature(function)
+        flags = [p.name for p in signature.parameters.values() if isinstance(p.default, bool) and p.name != "causal"]
         record = Formula(
             name=function.__name__, family=family, shapes=dict(shapes), equation=equation, latex=latex, source=source, status=status,
             function=checked, draw_arrays=facts.pop("draw", None), **facts,

@@ -173,32 +173,47 @@ def explain_signature(record, error: str, keywords: dict[str, Any]) -> str:
 # --- options -------------------------------------------------------------------------------------------------------------------------
 
 
+def shown(value: Any) -> str:
+    """`value` as a message can hold it."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**60 else "a number of more than 60 digits"
+    return text if len(text) <= 80 else f"{text[:60]}..."
+
+
+MOST = 2**53      # whole numbers up to here are exact as float64, and far from overflow as int64
+
+
 def whole(name: str, value: Any, least: int = 0) -> int:
-    """`value` as an int, if it is a whole number >= least."""
+    """`value` as an int, if it is a whole number between least and 2^53."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name}: expected a whole number >= {least}, got {value!r}")
+        raise ValueError(f"{name}: expected a whole number >= {least}, got {shown(value)}")
+    if value > MOST:
+        raise ValueError(f"{name}: expected a whole number <= 2^53, got {shown(value)}")
     return int(value)
 
 
-def number(name: str, value: Any, above: float | None = None, least: float | None = None) -> Any:
-    """`value`, if it is one real number (or a complex one, for derivatives) within the limits."""
+def number(name: str, value: Any, above: float | None = None, least: float | None = None, finite: bool = False) -> Any:
+    """`value`, if it is one real number (or a complex one, for derivatives) within the limits; infinity only if not `finite`."""
     try:
         array = as_array(name, value)
     except (TypeError, ValueError):
         array = None
     if array is None or array.ndim or np.isnan(array.real):
-        raise ValueError(f"{name}: expected a number, got {value!r}")
+        raise ValueError(f"{name}: expected a number, got {shown(value)}")
+    if finite and not np.isfinite(array):
+        raise ValueError(f"{name}: expected a finite number, got {shown(value)}")
     if above is not None and not array.real > above:
-        raise ValueError(f"{name}: expected a number > {above:g}, got {value!r}")
+        raise ValueError(f"{name}: expected a number > {above:g}, got {shown(value)}")
     if least is not None and not array.real >= least:
-        raise ValueError(f"{name}: expected a number >= {least:g}, got {value!r}")
+        raise ValueError(f"{name}: expected a number >= {least:g}, got {shown(value)}")
     return array[()]
 
 
 def one_of(name: str, value: Any, choices: tuple) -> Any:
     """`value`, if it is one of `choices`."""
+    if isinstance(value, np.bool_):
+        value = bool(value)
     if not any(value is c or (isinstance(value, str) and value == c) for c in choices):
-        raise ValueError(f"{name}: expected {' or '.join(repr(c) for c in choices)}, got {value!r}")
+        raise ValueError(f"{name}: expected {' or '.join(repr(c) for c in choices)}, got {shown(value)}")
     return value
 
 
@@ -215,7 +230,9 @@ class AttentionResult(NamedTuple):
 
 def default_scale(scale: Any, q: np.ndarray) -> Any:
     """`scale`, or 1/sqrt(d) where it is None."""
-    return 1.0 / np.sqrt(max(q.shape[-1], 1)) if scale is None else number("scale", scale)
+    if scale is None:
+        return 1.0 / np.sqrt(max(q.shape[-1], 1))
+    return number("scale", scale, finite=True)
 
 
 def grouped_heads(q: np.ndarray, *keys_values: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -237,8 +254,7 @@ def visible_keys(
     array([[1, 1, 0],
            [1, 1, 1]])
     """
-    if causal is not False and causal is not True:
-        one_of("causal", causal, CAUSAL)
+    causal = one_of("causal", causal, CAUSAL)
     p = np.arange(n)[queries, None] + (m - n if causal in (True, "bottom-right") else 0)
     j = np.arange(m)[None, keys]
     visible = (j <= p) | (causal is False)
@@ -253,7 +269,7 @@ def window_sides(window: Any) -> tuple[int | None, int | None]:
     try:
         left, right = window
     except (TypeError, ValueError):
-        raise ValueError(f"window: expected a pair (left, right), got {window!r}") from None
+        raise ValueError(f"window: expected a pair (left, right), got {shown(window)}") from None
     return tuple(None if side is None or side == -1 else whole("window", side) for side in (left, right))  # type: ignore[return-value]
 
 

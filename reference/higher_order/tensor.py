@@ -57,7 +57,7 @@ FACTS: dict[str, Any] = {
 
 def tensor_scale(scale, q):
     """`scale`, or 1/d where it is None."""
-    return 1.0 / max(q.shape[-1], 1) if scale is None else number("scale", scale)
+    return 1.0 / max(q.shape[-1], 1) if scale is None else number("scale", scale, finite=True)
 
 
 def khatri_rao(*factors):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.reference.formula import Formula
+from attnspec.reference.inputs import parse_shape, shown
 
 LAYOUTS = ("bhtd", "bthd", "thd")
 RANK = {"bthd": 4, "thd": 3}
@@ -71,8 +72,8 @@ def formulas(family: str | None = None) -> dict[str, Formula]:
 def record_of(name: str) -> Formula:
     """The record of the formula `name`. Raises ValueError with the nearest name where there is none."""
     records = formulas()
-    if name not in records:
-        raise ValueError(f"formula: no {name!r} here{nearest(name, records)}")
+    if not isinstance(name, str) or name not in records:
+        raise ValueError(f"formula: no {shown(name)} here{nearest(str(name), records)}")
     return records[name]
 
 
@@ -129,8 +130,8 @@ def select(name: str, backend: str = "auto", *, options: dict[str, Any] | None =
     """
     record = record_of(name)
     options = options or {}
-    if backend != "auto" and backend not in BACKENDS:
-        raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {backend!r}")
+    if not isinstance(backend, str) or (backend != "auto" and backend not in BACKENDS):
+        raise ValueError(f"backend: expected auto, {', '.join(BACKENDS)}, got {shown(backend)}")
     objections = {b.name: objection(b, record, options, dtype) for b in BACKENDS.values()}
     able = [b for b, reason in objections.items() if reason is None]
     if backend != "auto" and objections[backend] is not None:
@@ -192,8 +193,6 @@ def headed(record: Formula) -> set[str]:
     A record that names heads says which; elsewhere it is every (..., tokens, features) but those of the model's width c, which is not
     split into heads.
     """
-    from attnspec.reference.inputs import parse_shape
-
     shapes = {name: parse_shape(text) for name, text in record.shapes.items()}
     shapes = {name: shape for name, shape in shapes.items() if shape.leading and shape.kind == "real"}
     tokens = [dim for dim in record.dimensions if dim == "n" or dim.rstrip("0123456789") == "m"]

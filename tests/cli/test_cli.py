@@ -187,6 +187,30 @@ class TestRefusals:
         refused(call("run", "cog_attention", "--shape", "n=10000000"), "cog_attention would need about", "TB of memory", "are free")
         refused(call("run", "tensor_attention", "--shape", "n=20000"), "tensor_attention would need about")
 
+    def test_every_size_counts_in_the_estimate(self, call):
+        refused(call("run", "scaled_dot_product_attention", "--shape", "h=1000000000,hk=1000000000"), "would need about")
+        refused(call("run", "scaled_dot_product_attention", "--shape", "hk=1000000000"), "would need about")
+        refused(call("run", "goat_attention", "--shape", "s=10000000000"), "goat_attention would need about")
+        refused(call("run", "cog_attention", "--shape", "n=" + "9" * 5000), "--shape: expected n=WHOLE NUMBER below 10^15, got n=9999")
+
+    @pytest.mark.parametrize("setting, parts", [
+        ("bias=[[1,2],[3]]", ("bias: expected an array of numbers, got a ragged list",)),
+        ("enable_gqa=abc", ("enable_gqa: expected True or False, got 'abc'",)),
+        ("scale=1+2j", ("scale: expected a number, got '1+2j'",)),
+        ("scale=1e400", ("scale: expected a finite number, got inf",)),
+        ("window=(1000000000000000000000000000000,0)", ("window: expected a whole number <= 2^53",)),
+        ("scale=" + "x" * 100000, ("scale: expected a number, got 'xxxx", "...")),
+        ("mask=[[1,0]]", ("mask: expected booleans",)),
+    ])
+    def test_values_of_options(self, call, setting, parts):
+        result = call("run", "scaled_dot_product_attention", "--set", setting)
+        refused(result, *parts)
+        assert len(result.stderr) < 400
+
+    def test_a_dtype_that_cannot_hold_the_numbers(self, call):
+        np.savez("large.npz", q=q * 1e6, k=k, v=v)
+        refused(call("run", "cog_attention", "--input", "large.npz", "--dtype", "float16"), "q: expected finite numbers")
+
     def test_shapes(self, call):
         np.savez("flat.npz", q=q[0, 0], k=k, v=v)
         refused(call("run", "cog_attention", "--input", "flat.npz"), "q: expected shape (..., n, d), got (4,)")
@@ -228,6 +252,14 @@ class TestRefusals:
         (tmp_path / "cut.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}")
         refused(call("run", "cog_attention", "--input", "cut.safetensors"), "cut.safetensors")
 
+    def test_files_that_are_no_files(self, call, tmp_path):
+        np.savez("empty.npz")
+        refused(call("run", "cog_attention", "--input", "empty.npz"), "empty.npz holds no arrays")
+        (tmp_path / "folder.npz").mkdir()
+        refused(call("run", "cog_attention", "--input", "folder.npz"), "folder.npz is not a regular file")
+        refused(call("run", "cog_attention", "--input", "x" * 300 + ".npz"), "--input: cannot read", "too long")
+        refused(call("run", "cog_attention", "--output", "x" * 300 + ".npz"), "--output: cannot write", "too long")
+
     def test_nothing_is_unpickled(self, call, tmp_path):
         class Trap:
             def __reduce__(self):
@@ -258,6 +290,11 @@ class TestWriting:
         assert call("run", "cog_attention", "--output", "out.npz", "--force").exit_code == 0
         with np.load("out.npz") as out:
             assert out["out"].shape == (12, 8)
+
+    def test_a_link_to_nowhere_is_not_overwritten_either(self, call, tmp_path):
+        (tmp_path / "link.npz").symlink_to("nowhere.npz")
+        refused(call("run", "cog_attention", "--output", "link.npz"), "link.npz exists")
+        assert (tmp_path / "link.npz").is_symlink()
 
     def test_targets_that_cannot_be(self, call):
         refused(call("run", "cog_attention", "--output", "nowhere/out.npz"), "no folder nowhere")

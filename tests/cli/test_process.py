@@ -1,6 +1,7 @@
 """The command line as a process of its own: streams, exit statuses, start-up time."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,8 +15,8 @@ from safetensors.numpy import save_file
 PROGRAM = Path(sys.executable).parent / "attnspec"
 
 
-def run(*words, cwd):
-    return subprocess.run([PROGRAM, *words], cwd=cwd, capture_output=True, text=True, check=False)
+def run(*words, cwd, **surroundings):
+    return subprocess.run([PROGRAM, *words], cwd=cwd, env={**os.environ, **surroundings}, capture_output=True, text=True, check=False)
 
 
 def test_run_and_refuse(tmp_path):
@@ -64,3 +65,21 @@ def test_without_a_command_it_helps(tmp_path):
     done = run(cwd=tmp_path)
     assert done.returncode == 0
     assert "Commands:" in done.stdout
+
+
+def test_surroundings_that_spoil_pictures_elsewhere(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    nowhere = str(tmp_path / "file" / "config")
+    done = run("run", "cog_attention", "--plot", "map.png", cwd=tmp_path, MPLBACKEND="nonsense", MPLCONFIGDIR=nowhere, HOME=nowhere)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["list"], ["run", "cog_attention"], ["show", "tensor_attention"]])
+def test_ascii_terminals_and_full_disks(tmp_path, words):
+    done = run(*words, cwd=tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0")
+    assert (done.returncode, done.stderr) == (0, "")
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([PROGRAM, *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1
+        assert done.stderr == "attnspec: error: [Errno 28] No space left on device\n"

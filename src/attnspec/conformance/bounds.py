@@ -21,7 +21,9 @@ import numpy as np
 from attnspec.reference.activations import sigmoid
 from attnspec.reference.affine.affine_scaled import affine_alpha
 from attnspec.reference.formula import Formula
-from attnspec.reference.inputs import default_scale, grouped_heads, visible_keys
+from attnspec.reference.higher_order.tensor import tensor_attention
+from attnspec.reference.higher_order.two_simplicial import two_simplicial_attention
+from attnspec.reference.inputs import default_scale, grouped_heads, sum_groups, sum_to_shape, visible_keys
 from attnspec.reference.signed.cog import cog_weights
 from attnspec.reference.softmax.weights import attention_logits, softmax_weights, weighted_values
 
@@ -46,23 +48,32 @@ def chain(k: int) -> float:
     return min(k, 64 + k / 64) + 4
 
 
-def spread(weights: np.ndarray, v: np.ndarray, o: np.ndarray, sign: Any = 1.0) -> np.ndarray:
-    """sum_j weights_ij |sign_ij v_j - o_i|, a feature at a time."""
-    sign = np.broadcast_to(sign, weights.shape)
-    columns = [np.sum(weights * np.abs(sign * v[..., None, :, c] - o[..., :, None, c]), axis=-1) for c in range(v.shape[-1])]
+def spread(errors: np.ndarray, v: np.ndarray, o: np.ndarray, sign: Any = 1.0) -> np.ndarray:
+    """sum_j errors_ij |sign_ij v_j - o_i|, a feature at a time; a term without an error counts nothing, whatever v_j is."""
+    sign = np.broadcast_to(sign, errors.shape)
+    columns = []
+    for c in range(v.shape[-1]):
+        distance = np.where(errors == 0, 0.0, np.abs(sign * v[..., None, :, c] - o[..., :, None, c]))
+        columns.append(np.sum(errors * distance, axis=-1))
     return np.stack(columns, axis=-1) if columns else np.zeros(o.shape)
 
 
 def weight_error(p: np.ndarray, ds: np.ndarray) -> np.ndarray:
-    """E_ij for weights p with exponent errors ds; 0 where a query sees nothing."""
+    """p_ij E_ij for weights p with exponent errors ds; 0 where p is, infinite where nothing is known of the weights."""
     total = np.sum(p * np.exp(-ds), axis=-1, keepdims=True)
-    return np.expm1(ds) / np.where(total == 0, 1.0, total)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(p == 0, 0.0, p * (np.expm1(ds) / total))
 
 
 def tail(p: np.ndarray, v: np.ndarray, o: np.ndarray, precision: Precision, chains: float, roundings: float = 1.0) -> np.ndarray:
     a, u, eta = precision
     pv = p @ np.abs(v)
     return chains * a * pv + u * (np.abs(o) + roundings * pv) + eta * (1 + np.sum(np.abs(v), axis=-2, keepdims=True))
+
+
+def seen_values(v: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    """v (..., m, e) with zeros for what no query sees: a masked NaN bounds nothing."""
+    return np.where(np.any(visible, axis=-2)[..., None], v, 0.0)
 
 
 class Logits(NamedTuple):
@@ -95,7 +106,7 @@ def logits_of(call: Mapping[str, Any], precision: Precision) -> Logits:
         s = s + bias
     visible = visible_keys(q.shape[-2], k.shape[-2], call.get("mask"), call.get("causal", False), call.get("window"))
     visible = np.broadcast_to(visible & (s != -np.inf), np.broadcast_shapes(s.shape, np.shape(visible)))
-    return Logits(s, np.where(visible, error, 0.0), visible, q, k, v)
+    return Logits(np.where(visible, s, 0.0), np.where(visible, error, 0.0), visible, q, k, seen_values(v, visible))
 
 
 def exponent_error(size: np.ndarray, error: np.ndarray, visible: np.ndarray, a: float, sink: Any = None) -> np.ndarray:
@@ -103,25 +114,26 @@ def exponent_error(size: np.ndarray, error: np.ndarray, visible: np.ndarray, a: 
     top = np.max(np.where(visible, size, -np.inf), axis=-1, keepdims=True, initial=-np.inf)
     if sink is not None:
         top = np.maximum(top, np.asarray(sink)[..., None, None])
-    return np.where(visible, error + a * (4 + 2 * (np.where(visible, top, 0.0) - np.where(visible, size, 0.0))), 0.0)
+    return np.where(visible, error + a * (4 + 2 * (np.where(visible, top, 0.0) - size)), 0.0)
 
 
 def softmax_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
     """The sink enters the errors and the weights like a key whose value is 0."""
     x = logits_of(call, precision)
     sink = np.zeros(()) if record.name == "softmax_one_attention" else call.get("sink")
+    sink = None if sink is None or np.all(np.asarray(sink) == -np.inf) else np.maximum(np.asarray(sink, dtype=np.float64), -1e300)
     p, _ = softmax_weights(x.s, x.visible, sink)
     o = weighted_values(p, x.v, x.visible)
     ds = exponent_error(x.s, x.error, x.visible, precision.a, sink)
     if sink is None:
-        core = spread(p * weight_error(p, ds), x.v, o)
+        core = spread(weight_error(p, ds), x.v, o)
     else:
-        z = np.broadcast_to(np.asarray(sink, dtype=np.float64)[..., None, None], (*p.shape[:-1], 1))
+        z = np.broadcast_to(sink[..., None, None], (*p.shape[:-1], 1))
         top = np.max(np.where(x.visible, x.s, -np.inf), axis=-1, keepdims=True, initial=-np.inf)
-        dz = precision.u * np.abs(z) + precision.a * (4 + 2 * (np.maximum(top, z) - z))
+        dz = 2 * precision.u * np.abs(z) + precision.a * (4 + 2 * (np.maximum(top, z) - z))
         both, d_both = np.concatenate([p, 1 - np.sum(p, axis=-1, keepdims=True)], axis=-1), np.concatenate([ds, dz], axis=-1)
         padded = np.concatenate([x.v, np.zeros((*x.v.shape[:-2], 1, x.v.shape[-1]))], axis=-2)
-        core = spread(both * weight_error(both, d_both), padded, o)
+        core = spread(weight_error(both, d_both), padded, o)
     return {"out": core + tail(p, x.v, o, precision, chain(p.shape[-1]))}
 
 
@@ -132,9 +144,9 @@ def signed_softmax_bound(record: Formula, call: Mapping[str, Any], precision: Pr
     o = weighted_values(A, x.v, x.visible)
     g, P = np.sign(x.s), np.abs(A)
     size = np.abs(x.s)
-    E = weight_error(P, exponent_error(size, x.error, x.visible, precision.a))
-    flips = np.where(size <= x.error, 2 * P * (1 + E), 0.0)
-    return {"out": spread(P * E, x.v, o, g) + flips @ np.abs(x.v) + tail(P, x.v, o, precision, chain(P.shape[-1]))}
+    PE = weight_error(P, exponent_error(size, x.error, x.visible, precision.a))
+    flips = np.where(size <= x.error, 2 * (P + PE), 0.0)
+    return {"out": spread(PE, x.v, o, g) + flips @ np.abs(x.v) + tail(P, x.v, o, precision, chain(P.shape[-1]))}
 
 
 def gate_error(x: np.ndarray, w: np.ndarray, value: np.ndarray, slope: float, precision: Precision) -> np.ndarray:
@@ -142,6 +154,16 @@ def gate_error(x: np.ndarray, w: np.ndarray, value: np.ndarray, slope: float, pr
     a, u, _ = precision
     products = np.abs(x) @ np.swapaxes(np.abs(w), -1, -2)
     return slope * ((np.sqrt(x.shape[-1]) + 2) * a + u) * products + (u + 4 * a) * np.abs(value) + 2 * a
+
+
+def signed_weights_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """Weights of given logits: their signs are exact, and only the exponentials and their sum round."""
+    p = np.asarray(call["p"], dtype=np.float64)
+    visible = np.broadcast_to(True if call.get("mask") is None else call["mask"], p.shape)
+    P = np.abs(cog_weights(p, visible, normaliser=call.get("normaliser", "visible")))
+    size = np.where(visible, np.abs(p), 0.0)
+    PE = weight_error(P, exponent_error(size, np.zeros(p.shape), visible, precision.a))
+    return {"weights": PE + (chain(p.shape[-1]) * precision.a + precision.u) * P + precision.eta}
 
 
 def affine_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
@@ -168,8 +190,9 @@ def affine_bound(record: Formula, call: Mapping[str, Any], precision: Precision)
 
 def gate_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
     """Softmax attention times the sigmoid of a linear gate."""
-    derived = {"position": "G1", "activation": "sigmoid", "mode": "multiplicative", "b_gate": None, "w_o": None}
-    if any(call.get(name, value) is not value and call.get(name, value) != value for name, value in derived.items()):
+    derived = {"position": "G1", "activation": "sigmoid", "mode": "multiplicative"}
+    other_kind = any(call.get(name, value) != value for name, value in derived.items())
+    if other_kind or call.get("b_gate") is not None or call.get("w_o") is not None:
         raise NotImplementedError("the bound of gates is derived for multiplicative sigmoid gates without bias at G1")
     _, u, eta = precision
     x, w = (np.asarray(call[name], dtype=np.float64) for name in ("x", "w_gate"))
@@ -189,12 +212,16 @@ def tensor_bound(record: Formula, call: Mapping[str, Any], precision: Precision)
         raise NotImplementedError("no bound is derived for more than two sets of keys")
     a, u, _ = precision
     q, k1, k2, v1, v2 = (np.asarray(call[name], dtype=np.float64) for name in ("q", "k1", "k2", "v1", "v2"))
+    if call.get("enable_gqa"):
+        k1, k2, v1, v2 = grouped_heads(q, k1, k2, v1, v2)
     k2, v2 = k2 + (call.get("k2_bias") or 0.0), v2 + (call.get("v2_bias") or 0.0)
     d = q.shape[-1]
     scale = call.get("scale")
     if scale is None:
         scale = 1 / np.sqrt(d) if record.name == "two_simplicial_attention" else 1 / d
-    weights = record.function(**{**call, "return_weights": True}).weights
+    dense = two_simplicial_attention if record.name == "two_simplicial_attention" else tensor_attention
+    options = {name: value for name, value in call.items() if name not in ("block", "return_lse")}
+    weights = dense(**{**options, "return_weights": True}).weights
 
     def products(q, k1, k2):
         s = np.einsum("...il,...jl,...kl->...ijk", q, k1, k2)
@@ -206,13 +233,15 @@ def tensor_bound(record: Formula, call: Mapping[str, Any], precision: Precision)
     pairs = (v1[..., :, None, :] * v2[..., None, :, :]).reshape(*np.broadcast_shapes(v1.shape[:-2], v2.shape[:-2]), -1, v1.shape[-1])
     o = p @ pairs
     visible = p > 0
-    E = weight_error(p, exponent_error(s, np.broadcast_to(error, p.shape), visible, a))
+    pE = weight_error(p, exponent_error(s, np.broadcast_to(error, p.shape), visible, a))
     chains = chain(k1.shape[-2]) + chain(k2.shape[-2])
-    return {"out": spread(p * E, pairs, o) + tail(p, pairs, o, precision, chains, roundings=2.0)}
+    return {"out": spread(pE, pairs, o) + tail(p, pairs, o, precision, chains, roundings=2.0)}
 
 
 def hopfield_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
     """A fixed number of updates whose state is kept in the accumulation's precision; J carries an update's error through the next."""
+    if record.name == "hopfield_retrieve" and call.get("n_iters", 0) != 0 and call.get("tol", 1e-4) is not None:
+        raise NotImplementedError("the bound of Hopfield retrieval is derived for a fixed number of updates, tol=None")
     a, u, eta = precision
     x, y = (np.asarray(call[name], dtype=np.float64) for name in ("state", "stored"))
     values = y if call.get("projection") is None else np.asarray(call["projection"], dtype=np.float64)
@@ -226,14 +255,14 @@ def hopfield_bound(record: Formula, call: Mapping[str, Any], precision: Precisio
         s = beta * (x @ np.swapaxes(y, -1, -2))
         p, _ = softmax_weights(s, visible)
         o = p @ target
-        logit_error = (np.sqrt(y.shape[-1]) + 2) * a * beta * (np.abs(x) @ np.abs(np.swapaxes(y, -1, -2)))
-        E = weight_error(p, exponent_error(s, logit_error, visible, a))
+        logit_error = (np.sqrt(y.shape[-1]) + 2) * a * abs(beta) * (np.abs(x) @ np.abs(np.swapaxes(y, -1, -2)))
+        pE = weight_error(p, exponent_error(s, logit_error, visible, a))
         pv = p @ np.abs(target)
         deviation = target[..., None, :, :] - o[..., :, None, :]
         centred = y[..., None, :, :] - (p @ y)[..., :, None, :]
         J = beta * np.einsum("...ij,...ijc,...ijk->...ick", p, deviation, centred)
         carried = np.einsum("...ick,...ik->...ic", np.abs(J), error)
-        error = spread(p * E, target, o) + chain(y.shape[-2]) * a * pv + a * (np.abs(o) + pv) + carried
+        error = spread(pE, target, o) + chain(y.shape[-2]) * a * pv + a * (np.abs(o) + pv) + carried
         x = o
     return {"out": error + u * np.abs(x) + eta * (1 + np.sum(np.abs(values), axis=-2, keepdims=True))}
 
@@ -242,8 +271,9 @@ def sinkhorn_bound(record: Formula, call: Mapping[str, Any], precision: Precisio
     """T half-steps on logits and potentials kept in the accumulation's precision; du and dv are the errors of the potentials."""
     a, _, _ = precision
     q, k, v = (np.asarray(call[name], dtype=np.float64) for name in ("q", "k", "v"))
-    if call.get("key_mask") is not None or call.get("output_scaling", "rows") != "rows" or call.get("cost", "dot") != "dot":
-        raise NotImplementedError("the Sinkhorn bound is derived for the dot-product cost, row scaling and no key mask")
+    other_form = call.get("output_scaling", "rows") != "rows" or call.get("cost", "dot") != "dot"
+    if other_form or call.get("tol") is not None or call.get("key_mask") is not None:
+        raise NotImplementedError("the Sinkhorn bound is derived for dot products, row scaling, all keys and a fixed number of half-steps")
     eps, T = call.get("eps", 1.0), call.get("n_iters", 3)
     n, m = q.shape[-2], k.shape[-2]
     scale = default_scale(call.get("scale"), q)
@@ -269,21 +299,93 @@ def sinkhorn_bound(record: Formula, call: Mapping[str, Any], precision: Precisio
     o = A @ v
     r = ds + dw + a * (4 + np.abs(S) + np.abs(u) + np.abs(w) + np.log(n))
     if T % 2:
-        core = spread(A * weight_error(A, r), v, o)
+        core = spread(weight_error(A, r), v, o)
         core = core + np.abs(o) * (chain(m) * a + 3 * a * (np.abs(u) + np.log(n) + np.abs(u + np.log(n))))
     else:
         core = (A * np.expm1(r + du)) @ np.abs(v)
     return {"out": core + tail(A, v, o, precision, chain(m))}
 
 
+def gradients_bound(x: Logits, P: np.ndarray, signed: bool, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """Bounds of dq, dk and dv for a kernel that saves the output and the log-sum-exp, and computes the weights P again from these.
+
+    signed: whether the weights keep the signs of the logits, which may then come out wrong near 0.
+    """
+    g = np.sign(x.s) if signed else np.ones(P.shape)
+    a, u, eta = precision
+    G = np.asarray(call["do"], dtype=np.float64)
+    aG, vT = np.abs(G), np.swapaxes(x.v, -1, -2)
+    n, m, e = P.shape[-2], P.shape[-1], G.shape[-1]
+    size = g * x.s
+    ds = exponent_error(size, x.error, x.visible, a)
+    top = np.max(np.where(x.visible, size, -np.inf), axis=-1, keepdims=True, initial=-np.inf)
+    top = np.where(top == -np.inf, 0.0, np.abs(top))
+    of_lse = np.sum(P * ds, axis=-1, keepdims=True) + chain(m) * a + a * (top + np.abs(size))      # saved rounded
+    rel = np.where(x.visible, np.expm1(ds + of_lse) + u, 0.0)
+    flip = np.where(signed & x.visible & (size <= x.error), 2 * P * (1 + rel), 0.0)
+
+    O = (g * P) @ x.v
+    dP, D = g * (G @ vT), np.sum(G * O, axis=-1, keepdims=True)
+    dS = g * P * (dP - D)
+    eO = spread(P * np.expm1(ds), x.v, O, g) + chain(m) * a * (P @ np.abs(x.v)) + u * (np.abs(O) + P @ np.abs(x.v)) + flip @ np.abs(x.v)
+    edP = (chain(e) * a + u) * (aG @ np.abs(vT))
+    eD = chain(e) * a * np.sum(aG * np.abs(O), axis=-1, keepdims=True) + np.sum(aG * eO, axis=-1, keepdims=True)
+    edS = P * (rel * np.abs(dP - D) + (1 + rel) * (edP + eD)) + u * np.abs(dS) + flip * (np.abs(dP) + np.abs(D))
+
+    def product(A: np.ndarray, eA: np.ndarray, B: np.ndarray, terms: int) -> np.ndarray:
+        """Error of scale A B, of which A has the errors eA, rounded to the output."""
+        scale = default_scale(call.get("scale"), x.q)
+        rounding = chain(terms) * a * (np.abs(A) @ np.abs(B)) + 2 * u * np.abs(A @ B)
+        return abs(scale) * (eA @ np.abs(B) + rounding) + 4 * eta * (1 + np.sum(np.abs(B), axis=-2, keepdims=True))
+
+    def turned(A: np.ndarray) -> np.ndarray:
+        return np.swapaxes(A, -1, -2)
+
+    dv = turned(g * P) @ G
+    e_dv = turned(P * rel + flip) @ aG + chain(n) * a * (turned(P) @ aG) + 2 * u * np.abs(dv)
+    return {
+        "dq": product(dS, edS, x.k, m),
+        "dk": product(turned(dS), turned(edS), x.q, n),
+        "dv": e_dv + 4 * eta * (1 + np.sum(aG, axis=-2, keepdims=True)),
+    }
+
+
+def summed_like(gradients: dict[str, np.ndarray], call: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Bounds of gradients that are summed over the heads of a group and over broadcast axes."""
+    for name, limit in gradients.items():
+        shape = np.shape(call[name[1:]])
+        if call.get("enable_gqa") and name != "dq":
+            limit = sum_groups(limit, shape[-3])
+        gradients[name] = sum_to_shape(limit, shape)
+    return gradients
+
+
+def softmax_gradients_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """Gradients of softmax attention by q, k and v."""
+    if any(call.get(name) is not None for name in ("sink", "bias", "softcap")):
+        raise NotImplementedError("the bound of softmax gradients is derived without sink, bias and softcap")
+    x = logits_of(call, precision)
+    P, _ = softmax_weights(x.s, x.visible)
+    return summed_like(gradients_bound(x, P, False, call, precision), call)
+
+
+def signed_softmax_gradients_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """Gradients of Cog attention by q, k and v, where no logit lies within its own error of 0 the same as softmax's."""
+    x = logits_of(call, precision)
+    return summed_like(gradients_bound(x, np.abs(cog_weights(x.s, x.visible)), True, call, precision), call)
+
+
 BOUNDS: dict[str, Callable[[Formula, Mapping[str, Any], Precision], dict[str, np.ndarray]]] = {
     "softmax": softmax_bound,
     "signed softmax": signed_softmax_bound,
+    "signed weights": signed_weights_bound,
     "affine": affine_bound,
     "gate": gate_bound,
     "tensor": tensor_bound,
     "hopfield": hopfield_bound,
     "sinkhorn": sinkhorn_bound,
+    "softmax gradients": softmax_gradients_bound,
+    "signed softmax gradients": signed_softmax_gradients_bound,
 }
 
 
@@ -294,5 +396,5 @@ def bound(record: Formula, arrays: Mapping[str, Any], options: Mapping[str, Any]
     """
     if record.bound not in BOUNDS:
         raise NotImplementedError(f"no error bound is derived for {record.name} yet")
-    with np.errstate(over="ignore"):                                   # exp of a hopeless error: the bound is then infinite
+    with np.errstate(over="ignore", invalid="ignore"):                 # exp of a hopeless error: the bound is then infinite
         return BOUNDS[record.bound](record, {**arrays, **options}, Precision.of(dtype))

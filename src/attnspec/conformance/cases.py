@@ -36,7 +36,10 @@ def cases(record: Formula, seed: int = 0) -> Iterator[Case]:
     for option in record.parameters:
         for value in OPTIONS.get(option, ()):
             grouped = {"h": 4, "hk": 2} if option == "enable_gqa" and "hk" not in record.dimensions else {}
-            yield Case(f"{option}={value}{label(sizes)}", record.draw({**sizes, **grouped}, seed), {option: value})
+            options = {option: value}
+            if option == "n_iters" and "tol" in record.options:            # so many, and no fewer
+                options["tol"] = None
+            yield Case(f"{option}={value}{label(sizes)}", record.draw({**sizes, **grouped}, seed), options)
         if option in DRAWN and option not in record.required:
             lead = {"h": 2} if option == "sink" else {}
             full = {**record.complete_sizes({**sizes, **lead}), **lead}
