@@ -56,6 +56,14 @@ def visits(order, d, mode):
     return order
 
 
+def check_field(weights, threshold):
+    """Refuse what leaves a bit without a field: NaN, and infinite weights, which may cancel; an infinite threshold pins its bit."""
+    if not np.all(np.isfinite(weights)):
+        raise ValueError(f"weights: expected finite numbers, got {weights[~np.isfinite(weights)][0]}")
+    if threshold is not None and np.any(np.isnan(threshold)):
+        raise ValueError("threshold: expected numbers, got nan")
+
+
 def sweep(s, field, mode, ties, order):
     """States of one sweep: after every visit, or one state where all bits change at once. field(s, i) is the field of bit i."""
     one_of("ties", ties, TIES)
@@ -165,13 +173,15 @@ def hopfield_binary_update(state, weights, *, threshold=None, mode="asynchronous
     threshold: b, broadcastable to (..., d), default 0.
     mode: "asynchronous" updates one bit after the other, "synchronous" all at once.
     ties: "keep" leaves a bit whose field is 0, "plus" sets it to +1.  order: (t,) bits in the order of their visits, default 0 .. d-1.
-    Raises ValueError where shapes do not match, an entry is neither -1 nor +1 or an option is unknown, naming the argument.
+    Raises ValueError where shapes do not match, an entry is neither -1 nor +1, a weight is not finite, a threshold is NaN or an option is
+    unknown, naming the argument.
 
     >>> hopfield_binary_update([1, -1], [[0.0, 0.5], [0.5, 0.0]])
     array([-1, -1])
     >>> hopfield_binary_update([1, -1], [[0.0, 0.5], [0.5, 0.0]], mode="synchronous")
     array([-1,  1])
     """
+    check_field(weights, threshold)
     order = visits(order, state.shape[-1], mode)
     b = 0.0 if threshold is None else threshold
     lead = np.broadcast_shapes(state.shape[:-1], weights.shape[:-2], np.shape(b)[:-1])
@@ -196,7 +206,8 @@ def hopfield_binary(
     ties: "keep" leaves a bit whose field is 0, "plus" sets it to +1.  order: (t,) bits in the order of their visits, default 0 .. d-1.
     max_sweeps: stop after so many sweeps, if none before flips nothing.  normalise: whether the weights have the factor 1/d.
     return_info: return a BinaryRetrieval with the energies on the way, the number of sweeps and whether the state settled.
-    Raises ValueError where shapes do not match, an entry is neither -1 nor +1 or an option is out of range, naming the argument.
+    Raises ValueError where shapes do not match, an entry is neither -1 nor +1, a threshold is NaN or an option is out of range, naming the
+    argument.
 
     >>> hopfield_binary([[1, 1, 1, 1, 1, 1], [1, 1, 1, -1, -1, -1]], [1, 1, -1, 1, 1, 1])
     array([1, 1, 1, 1, 1, 1])
@@ -204,6 +215,7 @@ def hopfield_binary(
     d = state.shape[-1]
     order = visits(order, d, mode)
     H, scale = hebbian(patterns), max(d, 1) if one_of("normalise", normalise, (True, False)) else 1
+    check_field(H, threshold)
     b = 0.0 if threshold is None else threshold
     lead = np.broadcast_shapes(state.shape[:-1], patterns.shape[:-2], np.shape(b)[:-1])
     s = np.broadcast_to(state, (*lead, d)).copy()

@@ -4,6 +4,8 @@
     E(ξ)  = -lse(β, Y ξ) + <ξ, ξ>/2 + (1/β) log N + M^2/2            energy
     f(ξ)  = Y^T softmax(β Y ξ)                                       one update
 
+    J(ξ)  = β Y^T (diag(p) - p p^T) Y,  p = softmax(β Y ξ)           its Jacobian, the covariance of the patterns under p, times β
+
     A_s = softmax(β ξ_s Y^T),  ξ_{s+1} = A_s Y,  ξ_0 = R             retrieval, s = 0 .. K - 1
     Z   = A_K V                                                      read-out, V = Y unless a projection is given
 
@@ -23,14 +25,16 @@ Conventions. n_iters = K is the code's update_steps_max; None or -1 goes on unti
 the states: a head stops after the softmax at which |A_s - A_{s-1}| <= tol, the Frobenius norm over its (n, m) block, the largest over the
 batch. The last leading axis counts as heads (..., h, n, d) and every head stops by itself, keeping its weights; the axes before it are the
 batch. tol = None never stops early. A tol near rounding (about 1e-15) may never be met, as in the authors' code. Between two numbers of
-updates the result jumps.
+updates the result jumps. A state whose weights are NaN counts as standing still, so that it does not end the updates of others; its head
+has not converged.
 β is applied at every softmax. It is 1/sqrt(d) by default in the update and the retrieval, as in attention, and 1 in the energy; the
 authors' code takes 1 where nothing is projected. To bring back single patterns rather than averages, β must be large against 1/Δ_i, see
 `hopfield_retrieval_bound`. β = 0 gives the mean pattern, and for the energy the limit -<ξ, mean y> + <ξ, ξ>/2 + M^2/2.
-A query that may see no pattern moves to 0. Without any pattern the energy is <ξ, ξ>/2, whose gradient is that of the zero update.
+A query that may see no pattern moves to 0, and its Jacobian is 0. Without any pattern the energy is <ξ, ξ>/2, whose gradient is that of
+the zero update.
 
 Identities. 0 <= E; E <= 2 M^2 in the convex hull of the patterns; grad E = ξ - f(ξ); E(f(ξ)) <= E(ξ). f(ξ) lies in the convex hull.
-The Jacobian of f is β Y^T (diag(p) - p p^T) Y, symmetric and positive semidefinite. One pattern, or equal patterns, are returned at once.
+J is symmetric and positive semidefinite, and its trace is at most β M^2. One pattern, or equal patterns, are returned at once.
 Permuting the patterns permutes the columns of A. β = 0 gives the mean, β -> infinity the pattern of the largest product with the state.
 
 Wrong versions met elsewhere: K softmaxes instead of K + 1; stopping by the change of the states; one stopping test for all heads
@@ -44,6 +48,7 @@ import numpy as np
 
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import AttentionResult, number, visible_keys, whole
+from attnspec.reference.memory.numerics import log1p
 from attnspec.reference.softmax.scaled_dot_product import scaled_dot_product_attention_backward
 from attnspec.reference.softmax.weights import attention_logits, largest, softmax_weights, weighted_values
 
@@ -55,10 +60,7 @@ def inverse_temperature(beta, d):
     """β, or 1/sqrt(d) where it is None."""
     if beta is None:
         return 1.0 / np.sqrt(max(d, 1))
-    beta = number("beta", beta, least=0)
-    if not np.isfinite(beta):
-        raise ValueError(f"beta: expected a finite number >= 0, got {beta.real:g}")
-    return beta
+    return number("beta", beta, least=0, finite=True)
 
 
 def log_mean_exp(s, beta):
@@ -69,7 +71,7 @@ def log_mean_exp(s, beta):
     x = beta * (s - top[..., None])
     # log(mean exp) divided by a small β would magnify its rounding; log1p(mean expm1) does not, but loses the small terms of a wide x.
     narrow = np.min(x.real, axis=-1) > -1.0
-    log_mean = np.where(narrow, np.log1p(np.mean(np.expm1(x), axis=-1)), np.log(np.mean(np.exp(x), axis=-1)))
+    log_mean = np.where(narrow, log1p(np.mean(np.expm1(np.where(narrow[..., None], x, 0.0)), axis=-1)), np.log(np.mean(np.exp(x), axis=-1)))
     return top + log_mean / beta
 
 
@@ -126,13 +128,41 @@ def hopfield_update(state, stored, *, beta=None, mask=None):
     return weighted_values(A, stored, visible)
 
 
+@formula(
+    family="memory",
+    shapes={**PATTERNS, **MASK, "jacobian": "... n d d"},
+    equation="J = beta Y^T (diag(p) - p p^T) Y,  p = softmax(beta Y xi)",
+    latex=r"J(\xi)=\beta\,Y^\top\bigl(\operatorname{diag}(p)-pp^\top\bigr)Y,\quad p=\operatorname{softmax}(\beta\,Y\xi)",
+    source="arXiv:2008.02217, eq. (3), differentiated",
+    status="derived",
+    workspace="... n m d",
+)
+def hopfield_jacobian(state, stored, *, beta=None, mask=None):
+    """Jacobians J (..., n, d, d) of an update at the states (..., n, d): J[..., i, a, b] is the derivative of f(ξ_i)_a by ξ_ib.
+
+    stored: (..., m, d) the patterns.  beta: inverse temperature, >= 0, default 1/sqrt(d).
+    mask: bool (..., n, m), True = this state may see this pattern.
+    Raises ValueError where shapes do not match or beta is negative or infinite, naming the argument.
+
+    >>> hopfield_jacobian([[0.0]], [[1.0], [-1.0]])                    # β times the variance of the patterns
+    array([[[1.]]])
+    """
+    beta = inverse_temperature(beta, state.shape[-1])
+    visible = visible_keys(state.shape[-2], stored.shape[-2], mask)
+    p, _ = softmax_weights(attention_logits(state, stored, beta), visible)
+    mean = weighted_values(p, stored, visible)
+    # sum_j p_j (y_j - mean)(y_j - mean)^T, which does not cancel as the second moment less the square of the mean does
+    Y = np.where(visible[..., None], stored[..., None, :, :] - mean[..., :, None, :], 0.0)
+    return beta * np.swapaxes(Y, -1, -2) @ (p[..., None] * Y)
+
+
 class HopfieldRetrieval(NamedTuple):
     """What a retrieval found and how it got there."""
 
     out: np.ndarray                  # (..., n, e) the patterns read out
     weights: np.ndarray              # (..., n, m) the last softmax
     n_iters: np.ndarray              # (h,), or () without leading axes: state updates that each head made, one less than its softmaxes
-    converged: np.ndarray            # the same shape: whether the last change of the head's weights was within tol
+    converged: np.ndarray            # the same shape: whether the last change of the head's weights was within tol, and none is NaN
 
 
 @formula(
@@ -175,20 +205,22 @@ def hopfield_retrieve(
 
     xi = state
     A, _ = softmax_weights(attention_logits(xi, stored, beta), visible)
-    heads = A.shape[-3:-2]
+    heads, batch = A.shape[-3:-2], tuple(range(A.ndim - 3))
     updates, change, going = np.zeros(heads, int), np.full(heads, np.inf), np.full(heads, K > 0)
     while np.any(going):
         head_goes = going[..., None, None]
         xi = np.where(head_goes, weighted_values(A, stored, visible), xi)
         A_old, A = A, np.where(head_goes, softmax_weights(attention_logits(xi, stored, beta), visible)[0], A)
-        norm = np.sqrt(np.sum((A - A_old).real ** 2, axis=(-2, -1)))
-        change = np.where(going, np.max(norm, axis=tuple(range(norm.ndim - 1)), initial=0.0), change)
+        moved = (A - A_old).real
+        norm = np.sqrt(np.sum(np.where(np.isnan(moved), 0.0, moved) ** 2, axis=(-2, -1)))
+        change = np.where(going, np.max(norm, axis=batch, initial=0.0), change)
         updates = updates + going
         going = going & (updates < K) & (True if tol is None else change > tol)
 
     out = weighted_values(A, stored if projection is None else projection, visible)
     if return_info:
-        return HopfieldRetrieval(out, A, updates, np.zeros(heads, bool) if tol is None else change <= tol)
+        valid = ~np.any(np.isnan(A), axis=(*batch, -2, -1))
+        return HopfieldRetrieval(out, A, updates, np.zeros(heads, bool) if tol is None else valid & (change <= tol))
     return AttentionResult(out, A) if return_weights else out
 
 

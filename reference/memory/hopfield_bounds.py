@@ -1,11 +1,13 @@
 """How well a modern Hopfield network stores its patterns: separation, retrieval error, contraction, capacity, metastable states.
 
-    Δ_i = <x_i, x_i> - max_{j != i} <x_i, x_j>                                  separation of pattern i
+    Δ_i = min_{j != i} <x_i, x_i - x_j>                                         separation of pattern i
     M   = max_i |x_i|,  f(ξ) = X^T softmax(β X ξ)
 
     |f(ξ) - x_i|   <= 2 (N-1) M exp(-β min_{j != i} <x_i - x_j, ξ>)             "margin"
                    <= 2 (N-1) M exp(-β (Δ_i - 2 M max(|ξ - x_i|, |x_i* - x_i|)))      "distance"
     |x_i* - x_i|   <= 2 e (N-1) M exp(-β Δ_i)                                   "separation", where |ξ - x_i|, |x_i* - x_i| <= 1/(2 β M)
+
+    |f(ξ) - x_i*|  <= |J_m|_2 |ξ - x_i*|,   J_m = int_0^1 J(λ ξ + (1 - λ) x_i*) dλ          convergence
 
     S_i = {ξ : |ξ - x_i| <= 1/(β N M)};  if Δ_i >= 2/(β N) + (1/β) log(2 (N-1) N β M^2),
     f maps S_i into itself and has exactly one fixed point x_i* there           storage radius
@@ -13,8 +15,9 @@
     N >= sqrt(p) c^{(d-1)/4},  c = b / W(exp(a + log b)),  a = 2/(d-1) (1 + log(2 β K^2 p (d-1))),  b = 2 K^2 β / 5      capacity
 
 where the stored patterns x_i are the rows of X (..., m, d), N = m of them, the state ξ_i of row i (..., m, d) is one that ought to
-retrieve pattern i, x_i* is the fixed point of f near x_i, and W is the principal branch of Lambert's function. The capacity is that of
-random patterns on a sphere of radius K sqrt(d-1): with probability 1 - p so many of them are stored, provided c >= (2/sqrt(p))^{4/(d-1)}.
+retrieve pattern i, x_i* is the fixed point of f near x_i, J = β X^T (diag(p) - p p^T) X the Jacobian of f at a state
+(`hopfield_jacobian`), |.|_2 the spectral norm, and W the principal branch of Lambert's function. The capacity is that of random patterns
+on a sphere of radius K sqrt(d-1): with probability 1 - p so many of them are stored, provided c >= (2/sqrt(p))^{4/(d-1)}.
 
 Metastable size of softmax weights p: the smallest k such that the k largest of them sum to 0.9 (or another mass).
 
@@ -22,13 +25,17 @@ Source: Ramsauer et al., "Hopfield Networks is All You Need", arXiv:2008.02217, 
 before them, and the analysis of metastable states. The statements were not read in the paper: Δ and the distance and separation forms are
 as independent notes on the paper give them, the storage condition and the capacity are from memory; all were tried numerically, and the
 capacity reproduces the paper's two examples (c = 3.1546 for β = 1, K = 3, d = 20, p = 0.001; c = 1.3718 for K = 1, d = 75). The margin form
-is derived: f(ξ) - x_i = sum_{j != i} p_j (x_j - x_i), |x_j - x_i| <= 2 M, p_j <= exp(β <x_j - x_i, ξ>).
+is derived: f(ξ) - x_i = sum_{j != i} p_j (x_j - x_i), |x_j - x_i| <= 2 M, p_j <= exp(β <x_j - x_i, ξ>). The bound of
+convergence, theorem 4 from memory, is the mean value theorem: f(ξ) - f(η) = J_m (ξ - η) between any two states.
 
 Conventions. With one pattern Δ = infinity and every bound is 0. The distance form with |ξ - x_i| alone bounds the error of one update too
 (|<x_i - x_j, ξ - x_i>| <= 2 M |ξ - x_i|), so the fixed point may be left out. Where the premise of the separation form fails, or a bound
-exceeds float64, it is infinite: it says nothing. States default to the patterns themselves.
+exceeds float64, it is infinite: it says nothing. States default to the patterns themselves. Differences of patterns are formed before
+their products, which may be far larger.
 The metastable size is a share of the row's total, so that a row of zeros has size 0; a mass that falls short by rounding only, m 2^-52 of
 the total, counts.
+
+The capacity is taken in logarithms, log c = W - a, so that neither a tiny p nor a huge β overflows on the way.
 
 Identities. Δ does not change under rotations and grows as c^2 with c X. margin <= distance, with equality at ξ = x_i.
 b/c - log c = a. The metastable size of m equal weights is ceil(0.9 m), of a single one 1.
@@ -44,6 +51,7 @@ import numpy as np
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import number, one_of
 from attnspec.reference.memory.hopfield import inverse_temperature
+from attnspec.reference.memory.numerics import LARGEST_LOG, exp_or_inf, norm, reciprocal
 from attnspec.reference.softmax.weights import largest
 
 FORMS = ("margin", "distance", "separation")
@@ -51,24 +59,27 @@ FORMS = ("margin", "distance", "separation")
 
 def largest_norm(patterns):
     """M = max_i |x_i|; 0 where there is no pattern."""
-    square = largest(np.sum(patterns * patterns, axis=-1))
-    return np.sqrt(np.where(square == -np.inf, 0.0, square))
+    longest = largest(norm(patterns)[..., 0])
+    return np.where(longest == -np.inf, 0.0, longest)
 
 
-def others(products):
-    """Products (..., m, m) of patterns i with states j or the other way round, -inf for i = j."""
-    return np.where(np.eye(products.shape[-1], dtype=bool), -np.inf, products)
+def margin(patterns, xi):
+    """min_{j != i} <x_i - x_j, ξ_i> (..., m) of states ξ (..., m, d); infinite for a single pattern."""
+    with np.errstate(over="ignore", invalid="ignore"):                 # beyond float64; inf - inf
+        difference = patterns[..., :, None, :] - patterns[..., None, :, :]
+        products = np.sum(difference * xi[..., :, None, :], axis=-1)
+    return -largest(np.where(np.eye(patterns.shape[-2], dtype=bool), -np.inf, -products))
 
 
 @formula(
     family="memory",
     shapes={"stored": "... m d", "separation": "... m"},
-    equation="Delta_i = <x_i, x_i> - max_{j != i} <x_i, x_j>",
-    latex=r"\Delta_i=\langle x_i,x_i\rangle-\max_{j\ne i}\langle x_i,x_j\rangle",
+    equation="Delta_i = min_{j != i} <x_i, x_i - x_j> = <x_i, x_i> - max_{j != i} <x_i, x_j>",
+    latex=r"\Delta_i=\min_{j\ne i}\langle x_i,x_i-x_j\rangle=\langle x_i,x_i\rangle-\max_{j\ne i}\langle x_i,x_j\rangle",
     source="arXiv:2008.02217, definition of pattern separation",
     status="secondary",
     kinks="two other patterns of the same product with x_i",
-    workspace="... m m",
+    workspace="... m m d",
 )
 def hopfield_separation(stored):
     """Separation Δ (..., m) of each of the stored patterns (..., m, d) from the others; infinite for a single pattern.
@@ -78,14 +89,7 @@ def hopfield_separation(stored):
     >>> hopfield_separation([[1.0, 0.0], [0.0, 2.0], [2.0, 1.0]])
     array([-1.,  2.,  3.])
     """
-    products = stored @ np.swapaxes(stored, -1, -2)
-    return np.sum(stored * stored, axis=-1) - largest(others(products))
-
-
-def distance(a, b):
-    """|a - b| along the last axis; 0, and no derivative, where they are equal."""
-    square = np.sum((a - b) ** 2, axis=-1)
-    return np.where(square == 0, 0.0, np.sqrt(np.where(square == 0, 1.0, square)))
+    return margin(stored, stored)
 
 
 @formula(
@@ -96,7 +100,7 @@ def distance(a, b):
     source="arXiv:2008.02217, theorem 5, and derived from its proof",
     status="derived",
     kinks="ties of the nearest pattern or of the largest norm; a state that is its pattern, in the distance form",
-    workspace="... m m",
+    workspace="... m m d",
 )
 def hopfield_retrieval_bound(stored, state=None, fixed_point=None, *, beta=1.0, form="margin"):
     """Bound (..., m) on the errors |f(ξ_i) - x_i| after one update, ξ_i being the state that ought to retrieve the pattern x_i.
@@ -121,18 +125,19 @@ def hopfield_retrieval_bound(stored, state=None, fixed_point=None, *, beta=1.0, 
     M = largest_norm(stored)[..., None]
 
     if form == "margin":
-        products = xi @ np.swapaxes(stored, -1, -2)                    # [i, j] = <ξ_i, x_j>
-        exponent = -beta * (np.sum(xi * stored, axis=-1) - largest(others(products)))
+        exponent = -beta * margin(stored, xi)
     else:
-        away, star_away = distance(xi, stored), distance(star, stored)
-        farthest = np.where(star_away.real > away.real, star_away, away)
-        Delta = hopfield_separation(stored)
+        farthest = largest(np.concatenate(np.broadcast_arrays(norm(xi - stored), norm(star - stored)), axis=-1))
+        Delta = margin(stored, stored)
         if form == "distance":
             exponent = -beta * (Delta - 2 * M * farthest)
         else:
-            exponent = np.where((2 * beta * M * farthest).real <= 1.0, 1.0 - beta * Delta, np.inf)
-    with np.errstate(over="ignore"):
-        return 2 * (N - 1) * M * np.exp(exponent)
+            exponent = np.where((2 * beta * M * farthest).real > 1.0, np.inf, 1.0 - beta * Delta)
+            exponent = np.where(np.isnan(farthest), np.nan, exponent)
+    with np.errstate(divide="ignore"):
+        log_bound = exponent + np.log(2 * (N - 1) * M)
+    plain = (exponent.real <= LARGEST_LOG) & (log_bound.real <= LARGEST_LOG)
+    return np.where(plain, 2 * (N - 1) * M * np.exp(np.where(plain, exponent, 0.0)), exp_or_inf(log_bound))
 
 
 class HopfieldStorage(NamedTuple):
@@ -152,7 +157,7 @@ class HopfieldStorage(NamedTuple):
     source="arXiv:2008.02217, theorem 3 and its proof",
     status="memory-only",
     kinks="two stored patterns of the same largest norm",
-    workspace="... m m",
+    workspace="... m m d",
 )
 def hopfield_storage_radius(stored, *, beta=1.0):
     """Radius of the spheres around the stored patterns (..., m, d) that one update maps into themselves, and which patterns have one.
@@ -167,10 +172,12 @@ def hopfield_storage_radius(stored, *, beta=1.0):
     """
     beta = inverse_temperature(number("beta", beta, above=0), stored.shape[-1])
     N, M = stored.shape[-2], largest_norm(stored)
-    with np.errstate(divide="ignore"):
-        radius = 1 / (beta * N * M)
-        needed = 2 / (beta * max(N, 1)) + np.log(2 * max(N - 1, 0) * N * beta * M**2) / beta
-    return HopfieldStorage(radius, needed, hopfield_separation(stored).real >= needed.real[..., None])
+    radius = reciprocal(beta * N * M)
+    if N <= 1:
+        return HopfieldStorage(radius, np.full(M.shape, -np.inf), np.ones(stored.shape[:-1], bool))
+    log = np.log(2 * (N - 1) * N * beta) + 2 * np.log(np.where(M == 0, 1.0, M))
+    needed = np.where(M == 0, -np.inf, 2 / (beta * N) + log / beta)
+    return HopfieldStorage(radius, needed, margin(stored, stored).real >= needed.real[..., None])
 
 
 class HopfieldCapacity(NamedTuple):
@@ -218,12 +225,12 @@ def hopfield_capacity(beta, K, d, p):
             raise ValueError(f"{name}: expected {limits}, got {value[~(good & np.isfinite(value))][0].real}")
     from scipy.special import wrightomega  # slow to import, and needed here only
 
-    a = 2 / (d - 1) * (1 + np.log(2 * beta * K**2 * p * (d - 1)))
-    b = 2 * K**2 * beta / 5
-    c = b / wrightomega(a + np.log(b))                                 # omega(x) = W(exp(x)) without the overflow of exp
-    applies = c.real >= (2 / np.sqrt(p.real)) ** (4 / (d - 1))
-    with np.errstate(over="ignore"):
-        return HopfieldCapacity(np.sqrt(p) * c ** ((d - 1) / 4), c, applies)
+    log_beta_K2, log_p = np.log(beta) + 2 * np.log(K), np.log(p)
+    a = 2 / (d - 1) * (1 + np.log(2) + log_beta_K2 + log_p + np.log(d - 1))
+    log_b = np.log(2 / 5) + log_beta_K2
+    log_c = wrightomega(a + log_b) - a                                 # omega(x) = W(exp(x)), so that omega(x) + log omega(x) = x
+    applies = log_c.real >= 4 / (d - 1) * (np.log(2) - log_p.real / 2)
+    return HopfieldCapacity(exp_or_inf(log_p / 2 + (d - 1) / 4 * log_c), exp_or_inf(log_c), applies)
 
 
 def draw_weights(sizes, rng):

@@ -16,7 +16,8 @@ arXiv:2111.05498, section 1, and the authors' code (update_Binary_Neuron_SDM, up
 
 Conventions. A bit is 1 where more than half of the weight says so; at a tie it is 0. A query that reaches no neuron, or only neurons that
 hold nothing, or no pattern, stays as it is (the authors' neurons give zeros there, their patterns leave the query). Reading repeats
-up to n_iters times and stops when no bit changes. Weights are summed exactly, as whole numbers, since a tie decides a bit.
+up to n_iters times and stops when no bit changes. Weights are summed exactly, as whole numbers, since a tie decides a bit; exponentials
+have 40 digits.
 
 Identities. Kanerva's counters C_t = sum_m W_mt (2 q_m - 1) = 2 v_t - h_t, read by the sign of sum_t a_it C_t, give the same bits. Reading
 neurons equals the pattern view with counted w; with a neuron at every address w is I itself. Writing two sets of patterns adds
@@ -26,7 +27,7 @@ Wrong versions met elsewhere: >= 1/2; averaging the averages of the neurons inst
 float32 vectors, which are off by one near the radius; clearing queries that reach nothing.
 """
 
-import math
+from decimal import MAX_EMAX, Decimal, localcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,11 +142,17 @@ def sdm_read(queries, locations, storage, counts, *, radius, n_iters=1):
 WEIGHTINGS = ("circle", "exponential")
 
 
-def whole_exponentials(logits):
-    """exp(x) to float64 precision for every x, all times the same power of 2, as whole numbers: none underflows or overflows."""
-    shifts = [math.floor(x / math.log(2)) for x in logits]
-    mantissas = [int(math.ldexp(math.exp(x - shift * math.log(2)), 53)) for x, shift in zip(logits, shifts, strict=True)]
-    return [mantissa << (shift - min(shifts)) for mantissa, shift in zip(mantissas, shifts, strict=True)]
+def whole_exponentials(beta, d, m):
+    """exp(-2 beta k/d), k = 0 .. d, to 40 digits, all times the same number, as whole numbers: none underflows or overflows.
+
+    m: how many patterns are weighed with them. A step 2 beta/d beyond log(4 m) counts as log(4 m): one pattern then outweighs all others
+    that are farther (or nearer, where beta is negative), so that a larger step decides no bit otherwise.
+    """
+    with localcontext(prec=40, Emax=MAX_EMAX):
+        most = Decimal(4 * max(m, 1)).ln()
+        step = max(-most, min(most, 2 * Decimal(beta) / max(d, 1)))
+        logits = [-step * k for k in range(d + 1)]
+        return [int((x - min(logits[0], logits[-1])).exp().scaleb(40)) for x in logits]
 
 
 @formula(
@@ -171,11 +178,13 @@ def sdm_pattern_read(queries, addresses, pointers, *, radius=None, weighting="ci
     """
     one_of("weighting", weighting, WEIGHTINGS)
     d = queries.shape[-1]
+    if beta is None:
+        require_width(d, 1)
     if weighting == "circle":
         exact = list(circle_intersections(*bits_and_radius(d, require_radius(radius))))
     else:
-        beta = fitted_beta(beta, d, radius)
-        exact = whole_exponentials([-2 * float(np.real(beta)) * distance / d for distance in range(d + 1)])
+        beta = float(np.real(fitted_beta(beta, d, radius)))
+        exact = whole_exponentials(beta, d, addresses.shape[-2])
     weight = np.array(exact, dtype=object)                             # Python's own integers: no rounding, no overflow
 
     def update(xi):
@@ -184,6 +193,12 @@ def sdm_pattern_read(queries, addresses, pointers, *, radius=None, weighting="ci
         return np.where(total == 0, xi, 2 * (w @ pointers.astype(object)) > total).astype(np.int64)
 
     return iterated(update, queries, n_iters)
+
+
+def require_width(d, least):
+    """Check that queries have bits or dimensions enough for circles and caps."""
+    if d < least:
+        raise ValueError(f"queries: expected at least {least} in the last axis, got {d}")
 
 
 def require_radius(radius):
@@ -197,6 +212,4 @@ def fitted_beta(beta, n_bits, radius):
     """beta, or the one fitted to the circle intersection."""
     if beta is None:
         return sdm_fit_beta(n_bits=n_bits, radius=require_radius(radius)).beta
-    if np.isinf(number("beta", beta)):
-        raise ValueError(f"beta: expected a finite number, got {beta!r}")
-    return number("beta", beta)
+    return number("beta", beta, finite=True)

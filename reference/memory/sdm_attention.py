@@ -15,7 +15,8 @@ Source: Bricken & Pehlevan, "Attention Approximates Sparse Distributed Memory", 
 on continuous vectors, and the authors' code (Cont_Binary_SDM, Cont_SDM, Cont_SDM_BFit_Attention, Cont_SDM_CFit_Attention).
 
 Conventions. Queries and addresses are divided by their Euclidean norms before every step, so that further steps always start from
-unit vectors; a vector of zeros has cosine 0 with all. The output is the plain average unless unit_norm=True, the authors' loop.
+unit vectors; a vector of zeros has cosine 0 with all, an infinite one NaN. The output is the plain average unless unit_norm=True, the
+authors' loop.
 beta is fitted to the circle intersection by the authors' arithmetic unless given; `sdm_fit_beta(continuous=True)` is the other fit.
 A query that reaches no pattern stays as it is, and pointers out of reach have no influence whatever they are. resolution=K looks the
 cap intersection up at K points from -1 to 1, at index trunc(K (cos + 1)/2 - 1), as the authors' cache does (its index of -1 at
@@ -36,20 +37,13 @@ import numpy as np
 
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import AttentionResult, one_of, whole
-from attnspec.reference.memory.sdm import fitted_beta, require_radius
+from attnspec.reference.memory.numerics import unit
+from attnspec.reference.memory.sdm import fitted_beta, require_radius, require_width
 from attnspec.reference.memory.sdm_cap import sdm_cap_intersection
 from attnspec.reference.memory.sdm_circle import sdm_circle_intersection
-from attnspec.reference.softmax.weights import softmax_weights, weighted_values
+from attnspec.reference.softmax.weights import largest, softmax_weights, weighted_values
 
 WEIGHTINGS = ("circle", "cap", "exponential")
-
-
-def unit(x):
-    """x (..., d) divided by its norm, zeros where it is zero; complex-step safe, and no square overflows."""
-    top = np.max(np.maximum(x.real, -x.real), axis=-1, keepdims=True, initial=0.0)
-    x = x / np.where(top == 0, 1.0, top)
-    norm = np.sqrt(np.sum(x * x, axis=-1, keepdims=True))
-    return x / np.where(norm == 0, 1.0, norm)
 
 
 def log_circle(cos, d, radius):
@@ -71,6 +65,13 @@ def log_cap(cos, d, radius, resolution):
     return np.where(unknown, np.nan, cache[index])
 
 
+def log_exponential(cos, beta):
+    """β cos less the largest of its row, so that a huge β overflows to -inf only."""
+    nearest = largest(cos) if np.real(beta) >= 0 else -largest(-cos)
+    with np.errstate(over="ignore"):
+        return beta * (cos - nearest[..., None])
+
+
 @formula(
     family="memory",
     shapes={"queries": "... n d", "addresses": "... m d", "pointers": "... m d", "radius": "int", "out": "... n d"},
@@ -79,7 +80,7 @@ def log_cap(cos, d, radius, resolution):
           r"2J(\cos_{im})/A_d\ \text{or}\ e^{\beta\cos_{im}}",
     source="arXiv:2111.05498, sections 2 and 3",
     kinks='where d (1 - cos)/2 is a whole number ("circle", elsewhere without derivative by queries and addresses), at the cache\'s '
-          'points and where caps only touch ("cap")',
+          'points, where caps only touch and for a query along an address, cosine 1 or -1 ("cap"); a vector of zeros',
     workspace="... n m",
     draw=lambda sizes, rng: {**{name: sdm_attention.record.draw_one(name, sizes, rng) for name in ("queries", "addresses", "pointers")},
                              "radius": np.array((3 * sizes["d"] + 4) // 8)},
@@ -102,6 +103,10 @@ def sdm_attention(
     """
     one_of("weighting", weighting, WEIGHTINGS)
     d, p = queries.shape[-1], unit(addresses)
+    if weighting != "exponential" or beta is None:
+        require_width(d, 1)
+    if weighting == "cap" and d == 1:
+        raise ValueError("weighting: expected 'circle' or 'exponential' where vectors have one dimension, got 'cap'")
     if weighting == "exponential":
         beta = fitted_beta(beta, d, radius)
     else:
@@ -110,11 +115,11 @@ def sdm_attention(
     xi = queries
     for _ in range(whole("n_iters", n_iters, least=1)):
         cos = unit(xi) @ np.swapaxes(p, -1, -2)
-        if weighting == "circle":
-            log_w = log_circle(cos, d, radius)
+        if weighting == "exponential":
+            log_w, reached = log_exponential(cos, beta), np.ones(cos.shape, bool)
         else:
-            log_w = beta * cos if weighting == "exponential" else log_cap(cos, d, radius, resolution)
-        reached = ~(log_w.real == -np.inf)
+            log_w = log_circle(cos, d, radius) if weighting == "circle" else log_cap(cos, d, radius, resolution)
+            reached = ~(log_w.real == -np.inf)
         P, _ = softmax_weights(log_w)
         o = weighted_values(P, pointers, reached)
         xi = np.where(np.any(reached, axis=-1, keepdims=True), unit(o) if unit_norm else o, xi)

@@ -20,7 +20,8 @@ Source: Bricken & Pehlevan, "Attention Approximates Sparse Distributed Memory", 
 notebook Optimal_d. The criterion of the critical distance is a reconstruction that gives the paper's d* = 15; it was not seen in code.
 
 Conventions. n_locations=None stands for r = 2^n. recall is 0.5 as in the notebook. m(p) is the formula's value, not rounded, and below 1
-where not even one pattern is recalled so surely. Of radii with the same critical distance the smallest is returned; it is n where
+where not even one pattern is recalled so surely. Where P <= 2^-n even guessing does (z <= 0): m(p) is infinite, and there is no radius
+that is best for "memory". Of radii with the same critical distance the smallest is returned; it is n where
 the criterion never fails, as with so few patterns that circles still meet at n/2, beyond which even a guess is closer than the query.
 Shares and intersections are exact fractions: neither 2^n nor p overflows or underflows.
 
@@ -47,11 +48,15 @@ CRITERIA = ("snr", "memory", "critical_distance")
 
 
 def recall_score(recall, n):
-    """z = Phi^-1(P^(1/n)): how many standard deviations above zero a bit must be for n bits to be right with probability P."""
+    """z = Phi^-1(P^(1/n)): how many standard deviations above zero a bit must be for n bits to be right with probability P.
+
+    0 also where P <= 2^-n, so that guessing the bits is enough and z would be negative.
+    """
     P = float(np.real(number("recall", recall, above=0)))
     if not P < 1:
         raise ValueError(f"recall: expected a number between 0 and 1, got {recall!r}")
-    return -NormalDist().inv_cdf(-math.expm1(math.log(P) / n))
+    chance = 0.5**n
+    return 0.0 if chance >= P else max(-NormalDist().inv_cdf(-math.expm1(math.log(P) / n)), 0.0)
 
 
 def critical_distance(n, d, r, m):
@@ -83,7 +88,8 @@ def sdm_optimal_radius(*, n_bits, n_patterns=None, n_locations=None, criterion="
     n_bits: length n of an address.  n_patterns: number m >= 1 of stored patterns; "memory" does not need it.
     n_locations: number r of neurons, a whole number of any size or a float; None for 2^n.
     criterion: "snr", "memory" or "critical_distance", as defined above.
-    recall: probability, between 0 and 1, that a whole pattern is read without error; "memory" only.
+    recall: probability, between 0 and 1, that a whole pattern is read without error; "memory" only, and more than
+    2^-n there.
     Raises ValueError where a number is out of range or missing, naming the argument.
 
     >>> [sdm_optimal_radius(n_bits=64, n_patterns=1024, criterion=c) for c in ("snr", "memory", "critical_distance")]
@@ -91,7 +97,9 @@ def sdm_optimal_radius(*, n_bits, n_patterns=None, n_locations=None, criterion="
     """
     one_of("criterion", criterion, CRITERIA)
     n, r = whole("n_bits", int(n_bits), least=1), location_count(n_locations, int(n_bits))
-    z2 = Fraction(recall_score(recall, n) ** 2)
+    z2 = Fraction(recall_score(recall, n)) ** 2
+    if criterion == "memory" and z2 == 0:
+        raise ValueError(f"recall: expected more than chance, 2^-{n}, where criterion is 'memory', got {recall!r}")
     if criterion != "memory":
         m = whole("n_patterns", n_patterns if n_patterns is None else int(n_patterns), least=1)
     if criterion == "critical_distance":
@@ -144,7 +152,8 @@ def sdm_capacity(*, n_bits, radius, n_locations=None, recall=0.5):
     """Number m(p) of random patterns, a float, of which each is recalled as a whole with probability `recall` from a query without noise.
 
     n_bits: length n of an address.  radius: Hamming radius d, 0 to n_bits.
-    n_locations: number r of neurons, a whole number of any size or a float; None for 2^n.  recall: probability P between 0 and 1.
+    n_locations: number r of neurons, a whole number of any size or a float; None for 2^n.  recall: probability P between 0 and 1;
+    where it is at most 2^-n, which guessing reaches, the number is infinite.
     Raises ValueError where a number is out of range, naming the argument.
 
     >>> round(sdm_capacity(n_bits=1000, radius=451, n_locations=10**6))

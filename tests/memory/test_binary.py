@@ -182,6 +182,31 @@ class TestRecall:
         assert attnspec.hopfield_binary(np.ones((2, 0)), np.ones(0)).shape == (0,)
 
 
+class TestNotANumber:
+    """A field of NaN is neither positive nor negative: refused, not taken for -1."""
+
+    @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+    def test_in_weights_and_thresholds(self, mode):
+        W = np.array([[0.0, np.nan], [1.0, 0.0]])
+        with pytest.raises(ValueError, match=r"^weights: expected finite numbers, got nan$"):
+            attnspec.hopfield_binary_update([1, 1], W, mode=mode)
+        with pytest.raises(ValueError, match=r"^weights: expected finite numbers, got -inf$"):
+            attnspec.hopfield_binary_update([1, 1], [[0.0, -np.inf], [1.0, 0.0]], mode=mode)
+        with pytest.raises(ValueError, match=r"^threshold: expected numbers, got nan$"):
+            attnspec.hopfield_binary_update([1, 1], np.zeros((2, 2)), threshold=[0.0, np.nan], mode=mode)
+        with pytest.raises(ValueError, match=r"^threshold: expected numbers, got nan$"):
+            attnspec.hopfield_binary([[1, 1]], [1, 1], threshold=np.nan, mode=mode)
+
+    def test_an_infinite_threshold_pins_its_bit(self):
+        b = [np.inf, -np.inf, 0.0]
+        np.testing.assert_array_equal(attnspec.hopfield_binary([[1, -1, 1]], [1, 1, 1], threshold=b), [-1, 1, -1])
+        W = attnspec.hopfield_binary_weights([[1, -1, 1]])
+        np.testing.assert_array_equal(attnspec.hopfield_binary_update([1, 1, 1], W, threshold=b), [-1, 1, -1])
+
+    def test_the_energy_shows_it(self):
+        assert np.isnan(attnspec.hopfield_binary_energy([1, 1], [[0.0, np.nan], [1.0, 0.0]]))
+
+
 class TestRefusals:
     @pytest.mark.parametrize("name, value, text", [
         ("mode", "parallel", "expected 'asynchronous' or 'synchronous', got 'parallel'"),

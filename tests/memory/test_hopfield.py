@@ -151,6 +151,84 @@ class TestSpecialValues:
             assert result.n_iters.shape == lead[1:]
 
 
+class TestJacobian:
+    def test_by_hand(self):
+        # weights 1/2, 1/2 at state 0: covariance of (1, 2) and (-1, 0) is 1 in every entry
+        got = attnspec.hopfield_jacobian([[0.0, 0.0]], [[1.0, 2.0], [-1.0, 0.0]], beta=3.0)
+        np.testing.assert_allclose(got, [[[3.0, 3.0], [3.0, 3.0]]], rtol=1e-15)
+
+    @pytest.mark.parametrize("options", [{}, {"beta": 0.0}, {"beta": 2.5}, {"mask": np.arange(24).reshape(4, 6) % 3 > 0}])
+    def test_entry_by_entry(self, options):
+        got = attnspec.hopfield_jacobian(state, stored, **options)
+        for b in range(5):
+            direction = np.zeros(5)
+            direction[b] = 1.0
+            column = attnspec.hopfield_update(state + 1e-30j * direction, stored, **options).imag / 1e-30
+            np.testing.assert_allclose(got[..., b], column, rtol=1e-12, atol=1e-14)
+
+    def test_far_from_the_origin_it_does_not_cancel(self):
+        Y, xi = stored[0, 0] + 1e6, state[0, 0] * 1e-6
+        want = attnspec.hopfield_jacobian(xi, Y - 1e6, beta=1.0)       # products with a constant move all logits of a state alike
+        np.testing.assert_allclose(attnspec.hopfield_jacobian(xi, Y, beta=1.0), want, rtol=1e-8)
+
+    def test_special_values(self):
+        patterns, mask = np.array([[1.0], [2.0], [np.nan]]), np.array([[True, True, False], [False] * 3, [True] * 3])
+        got = attnspec.hopfield_jacobian([[0.0]] * 3, patterns, beta=1.0, mask=mask)
+        np.testing.assert_allclose(got, [[[0.25]], [[0.0]], [[np.nan]]], rtol=1e-15)
+        np.testing.assert_array_equal(attnspec.hopfield_jacobian([[1.0, 2.0]], [[3.0, 4.0]]), np.zeros((1, 2, 2)))
+        for n, m in [(0, 3), (3, 0), (0, 0)]:
+            np.testing.assert_array_equal(attnspec.hopfield_jacobian(np.ones((n, 2)), np.ones((m, 2))), np.zeros((n, 2, 2)))
+
+    def test_the_mean_value_theorem_and_the_bound_of_convergence(self):
+        xi, eta, Y = state[0, 0], state[0, 1], stored[0, 0]
+        nodes, weights = np.polynomial.legendre.leggauss(60)
+        J_m = sum(w / 2 * attnspec.hopfield_jacobian(eta + (1 + t) / 2 * (xi - eta), Y, beta=0.5)
+                  for t, w in zip(nodes, weights, strict=True))
+        moved = attnspec.hopfield_update(xi, Y, beta=0.5) - attnspec.hopfield_update(eta, Y, beta=0.5)
+        np.testing.assert_allclose(np.einsum("nab,nb->na", J_m, xi - eta), moved, rtol=1e-11, atol=1e-13)
+        limit = np.linalg.norm(J_m, 2, axis=(-2, -1)) * np.linalg.norm(xi - eta, axis=-1)
+        assert np.all(np.linalg.norm(moved, axis=-1) <= limit)
+
+
+class TestNotANumber:
+    """Rows of NaN neither end nor prolong the updates of others."""
+
+    def test_in_a_pattern_that_only_one_state_sees(self):
+        patterns = np.concatenate([stored[0, 0], np.full((1, 5), np.nan)])
+        mask = np.ones((4, 7), bool)
+        mask[1:, 6] = False
+        got = attnspec.hopfield_retrieve(state[0, 0], patterns, beta=2.0, n_iters=None, mask=mask, return_info=True)
+        want = attnspec.hopfield_retrieve(state[0, 0, 1:], stored[0, 0], beta=2.0, n_iters=None, return_info=True)
+        assert want.n_iters > 2
+        assert got.n_iters == want.n_iters
+        assert not got.converged
+        np.testing.assert_allclose(got.out, np.concatenate([np.full((1, 5), np.nan), want.out]), rtol=1e-13)
+
+    def test_in_another_element_of_the_batch(self):
+        bad = state[:, :2].copy()
+        bad[1, 0, 2] = np.nan
+        got = attnspec.hopfield_retrieve(bad, stored[:, :2], beta=2.0, n_iters=None, return_info=True)
+        rows = [0, 1, 3]
+        options = {"beta": 2.0, "n_iters": int(got.n_iters[0]), "tol": None}
+        assert got.n_iters[0] > 2
+        np.testing.assert_allclose(got.out[1, 0, rows], attnspec.hopfield_retrieve(state[1, 0, rows], stored[1, 0], **options), rtol=1e-13)
+        np.testing.assert_allclose(got.out[0, 0], attnspec.hopfield_retrieve(state[0, 0], stored[0, 0], **options), rtol=1e-13)
+        np.testing.assert_array_equal(got.converged, [False, True])
+
+    @pytest.mark.parametrize("n_iters", [5, None])
+    def test_everywhere(self, n_iters):
+        got = attnspec.hopfield_retrieve(np.full((2, 1), np.nan), [[1.0], [2.0]], n_iters=n_iters, return_info=True)
+        assert np.all(np.isnan(got.out))
+        assert (got.n_iters, got.converged) == (1, False)
+
+
+def test_the_energy_s_derivative_by_a_small_beta():
+    # dE/dbeta = log(mean exp(beta s))/beta^2 - <s>/beta, which tends to -Var(s)/2; NumPy's complex log1p would leave 1e-16/beta^2
+    s = state[0, 0] @ stored[0, 0].T
+    slope = attnspec.hopfield_energy(state[0, 0], stored[0, 0], beta=1e-7 + 1e-30j).imag / 1e-30
+    np.testing.assert_allclose(slope, -s.var(axis=-1) / 2, rtol=1e-5)
+
+
 class TestIteration:
     @pytest.mark.parametrize("beta", [0.3, 1.0, 4.0])
     @pytest.mark.parametrize("n_iters, tol", [(0, 1e-4), (1, 1e-4), (3, 1e-4), (3, 0.5), (50, 1e-2), (-1, 1e-4), (None, 1e-7)])

@@ -28,6 +28,18 @@ class TestSeparation:
         np.testing.assert_array_equal(got.real, attnspec.hopfield_separation(patterns))
 
 
+    def test_differences_come_before_products(self):
+        """Patterns 1e6 from the origin and 1e-3 or 1e-9 from each other: products of 1e12, separations of about 1e-3."""
+        base, steps = np.array([1e6, 0.0]), np.array([[0.0, 0.0], [0.0, 2.0**-10], [2.0**-30, 0.0]])
+        with mpmath.workdps(60):
+            rows = [[mpmath.mpf(v) for v in row] for row in (base + steps).tolist()]
+            exact = [min(mpmath.fdot(a, [x - y for x, y in zip(a, b, strict=True)]) for j, b in enumerate(rows) if j != i)
+                     for i, a in enumerate(rows)]
+        np.testing.assert_allclose(attnspec.hopfield_separation(base + steps), [float(x) for x in exact], rtol=1e-15)
+        want = [float(4 * rows[2][0] * mpmath.exp(-100 * x)) for x in exact]
+        np.testing.assert_allclose(attnspec.hopfield_retrieval_bound(base + steps, beta=100.0), want, rtol=1e-14)
+
+
 class TestRetrievalBound:
     def test_by_hand(self):
         # M = 3, N = 2, states at the patterns: margin = separation = 9 and 1
@@ -67,6 +79,29 @@ class TestRetrievalBound:
             np.testing.assert_array_equal(attnspec.hopfield_retrieval_bound([[1.0, 2.0]], [[5.0, 5.0]], beta=beta, form=form), [0.0])
         assert attnspec.hopfield_retrieval_bound(np.ones((3, 0, 2)), form=form).shape == (3, 0)
 
+    @pytest.mark.parametrize("form", ["margin", "distance", "separation"])
+    def test_complex_input_where_bounds_are_infinite(self, form):
+        patterns = np.array([[1.0], [1e3]]) + 1e-30j
+        got = attnspec.hopfield_retrieval_bound(patterns, np.array([[2.0], [1e3]]), form=form)
+        want = attnspec.hopfield_retrieval_bound(patterns.real, np.array([[2.0], [1e3]]), form=form)
+        assert want[0] == np.inf
+        np.testing.assert_array_equal(got.real, want)
+        assert np.all(np.isfinite(got.imag))
+
+    @pytest.mark.parametrize("form", ["distance", "separation"])
+    def test_not_a_number_is_not_hidden(self, form):
+        patterns = np.array([[3.0, 0.0], [0.0, 1.0]])
+        bad = np.array([[np.nan, 0.0], [0.0, 1.0]])
+        for arrays in ((bad, None), (None, bad), (bad, patterns + 1), (patterns + 1, bad)):
+            np.testing.assert_array_equal(np.isnan(attnspec.hopfield_retrieval_bound(patterns, *arrays, form=form)), [True, False])
+
+    @pytest.mark.parametrize("size", [1e-200, 1e160])
+    def test_lengths_whose_squares_leave_float64(self, size):
+        patterns = size * np.array([[3.0, 0.0], [0.0, 1.0]])
+        got = attnspec.hopfield_retrieval_bound(patterns, beta=1e-300, form="separation") if size < 1 else [
+            attnspec.hopfield_storage_radius(patterns, beta=1e-200).radius]
+        np.testing.assert_allclose(got, [6e-200 * math.e] * 2 if size < 1 else [1 / 6e-40], rtol=1e-14)
+
     def test_a_bound_beyond_float64_is_infinite(self):
         np.testing.assert_array_equal(attnspec.hopfield_retrieval_bound([[1.0], [1e3]], beta=1.0), [np.inf, 0.0])
 
@@ -97,6 +132,14 @@ class TestStorageRadius:
         empty = attnspec.hopfield_storage_radius(np.ones((0, 3)))
         assert empty.radius == np.inf
         assert empty.contracts.shape == (0,)
+
+    def test_complex_zeros_and_tiny_patterns(self):
+        got = attnspec.hopfield_storage_radius(np.zeros((2, 3)) + 0j)
+        assert (got.radius.real, got.needed.real) == (np.inf, -np.inf)
+        np.testing.assert_array_equal(got.contracts, [True, True])
+        got = attnspec.hopfield_storage_radius(1e-200 * np.eye(2))
+        np.testing.assert_allclose(got.radius, 5e199, rtol=1e-14)
+        np.testing.assert_allclose(got.needed, 1 + math.log(4) - 400 * math.log(10), rtol=1e-14)
 
     def test_one_fixed_point_in_each_sphere(self):
         """From many starts in the sphere the iteration never leaves it and ends in one point."""
@@ -150,7 +193,19 @@ class TestCapacity:
         with mpmath.workdps(50):
             a, b = 2 * (1 + mpmath.log(2 * mpmath.mpf(1e300))), mpmath.mpf(2) * mpmath.mpf(1e300) / 5
             w = mpmath.findroot(lambda w: w + mpmath.log(w) - a - mpmath.log(b), 2000)
-        np.testing.assert_allclose(got, float(b / w), rtol=1e-13)
+        np.testing.assert_allclose(got, float(b / w), rtol=4e-13)      # log c = W - a, about 2068 - 1386, rounded to 4.5e-13
+
+    @pytest.mark.parametrize("p", [1e-160, 1e-300])
+    @pytest.mark.parametrize("dtype", [float, complex])
+    def test_a_tiny_probability_in_two_dimensions(self, p, dtype):
+        with mpmath.workdps(500):
+            a, b = 2 * (1 + mpmath.log(18 * mpmath.mpf(p))), mpmath.mpf(18) / 5
+            log_c = mpmath.log(b / mpmath.lambertw(mpmath.exp(a + mpmath.log(b)))).real
+            capacity = mpmath.exp(mpmath.log(mpmath.mpf(p)) / 2 + log_c / 4)
+        got = attnspec.hopfield_capacity(np.array(1.0, dtype), 3.0, 2, p)
+        np.testing.assert_allclose(got.capacity.real, float(capacity), rtol=1e-12)
+        assert got.c.real == np.inf
+        assert got.applies == (log_c >= 4 * mpmath.log(2 / mpmath.sqrt(p)))
 
     @pytest.mark.parametrize("name, value, text", [
         ("beta", 0.0, "finite numbers > 0"), ("K", -1.0, "finite numbers > 0"), ("beta", np.inf, "finite numbers > 0"),

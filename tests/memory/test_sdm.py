@@ -148,6 +148,25 @@ class TestSpecialValues:
                                             weighting="exponential", beta=beta)
             np.testing.assert_array_equal(got, [[1, 0, 1, 0]])
 
+    @pytest.mark.parametrize("beta", [1e8, 1e300, 1.7e308, -1e8, -1e300, -1.7e308])
+    def test_a_beta_beyond_all_floats_decides_in_the_order_of_the_distances(self, beta):
+        a, p, q = (np.random.default_rng(5).integers(0, 2, (size, 9)) for size in (30, 31, 40))
+        p, want = p[1:], []
+        for query in q:
+            by_distance = {}
+            for address, pointer in zip(a, p, strict=True):
+                by_distance.setdefault(distance(query, address), []).append(2 * pointer - 1)
+            leads = [sum(by_distance[d_v]) for d_v in sorted(by_distance, reverse=beta < 0)]
+            want.append([next((int(lead[i] > 0) for lead in leads if lead[i] != 0), 0) for i in range(9)])
+        np.testing.assert_array_equal(attnspec.sdm_pattern_read(q, a, p, weighting="exponential", beta=beta), want)
+
+    def test_just_below_and_above_the_step_that_decides_alone(self):
+        # one pattern at distance 0 says 1, m at distance 1 say 0: the bit is 1 where exp(2 beta/d) > m, so from beta = d/2 log(m)
+        for m in (1, 3, 100, 1000):
+            a, p = np.array([[0, 0]] + [[0, 1]] * m), np.array([[1, 1]] + [[0, 0]] * m)
+            for beta, bit in ((math.log(m) - 1e-9, 0), (math.log(m) + 1e-9, 1)):
+                np.testing.assert_array_equal(attnspec.sdm_pattern_read([[0, 0]], a, p, weighting="exponential", beta=beta), [[bit, bit]])
+
     def test_long_addresses(self):
         a = RNG.integers(0, 2, (3, 2000))                              # I and 2^n are far beyond float64
         noisy = a ^ (RNG.random((3, 2000)) < 0.1)
@@ -188,6 +207,8 @@ def test_number_of_active_neurons_is_binomial():
     (lambda: attnspec.sdm_pattern_read(queries, addresses, pointers, radius=13), r"^radius: expected a whole number from 0 to the 12 bits"),
     (lambda: attnspec.sdm_pattern_read(queries, addresses, pointers, radius=2, weighting="cap"), r"^weighting: expected 'circle' or 'exp"),
     (lambda: attnspec.sdm_pattern_read(queries, addresses, pointers, weighting="exponential", beta="x"), r"^beta: expected a number"),
+    (lambda: attnspec.sdm_pattern_read(queries, addresses, pointers, weighting="exponential", beta=math.inf), r"^beta: expected a finite"),
+    (lambda: attnspec.sdm_pattern_read(*[np.ones((2, 0), int)] * 3, radius=0), r"^queries: expected at least 1 in the last axis, got 0$"),
 ])
 def test_wrong_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):

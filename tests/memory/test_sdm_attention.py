@@ -114,6 +114,28 @@ class TestSpecialValues:
         got = attnspec.sdm_attention(1e300 * queries, 1e-300 * queries, pointers[:n], weighting="exponential", beta=1e6)
         np.testing.assert_allclose(got, pointers[:n], rtol=1e-13)
 
+    @pytest.mark.parametrize("beta", [1e308, 1.79e308, -1e308, -1.79e308])
+    def test_a_beta_near_the_end_of_float64(self, beta):
+        options = {"weighting": "exponential", "beta": beta, "return_weights": True}
+        got = attnspec.sdm_attention(np.sign(beta) * addresses, addresses, pointers, **options)
+        np.testing.assert_array_equal(got.weights, np.eye(m))
+        np.testing.assert_array_equal(got.out, pointers)
+
+    @pytest.mark.parametrize("options", WEIGHTINGS)
+    def test_an_infinite_vector_has_no_direction(self, options):
+        bad = queries.copy()
+        bad[1, :2] = np.inf, -np.inf
+        got = attnspec.sdm_attention(bad, addresses, pointers, **options)
+        assert np.all(np.isnan(got[1]))
+        np.testing.assert_array_equal(got[[0, 2, 3]], attnspec.sdm_attention(queries, addresses, pointers, **options)[[0, 2, 3]])
+        bad = addresses.copy()
+        bad[2, 0] = np.inf
+        assert np.all(np.isnan(attnspec.sdm_attention(queries, bad, pointers, **options)))
+
+    def test_zeros_with_an_imaginary_part_stay_zeros(self):
+        got = attnspec.sdm_attention(np.zeros((1, d)) + 1e-30j, addresses, pointers, weighting="exponential", beta=5.0)
+        np.testing.assert_allclose(got.real, pointers.mean(0, keepdims=True), rtol=1e-13, atol=1e-15)
+
     def test_a_vector_of_zeros_is_as_far_from_all(self):
         got = attnspec.sdm_attention(np.zeros((1, d)), addresses, pointers, weighting="exponential", beta=5.0)
         np.testing.assert_allclose(got, pointers.mean(0, keepdims=True), rtol=1e-13, atol=1e-15)
@@ -130,6 +152,21 @@ def test_derivatives(options, name):
 
     np.testing.assert_allclose(complex_step(function, arrays, name, direction), central_difference(function, arrays, name, direction),
                                rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("weighting, width, message", [
+    ("circle", 0, r"^queries: expected at least 1 in the last axis, got 0$"), ("cap", 0, r"^queries: expected at least 1 in the last axis"),
+    ("exponential", 0, r"^queries: expected at least 1 in the last axis, got 0$"),
+    ("cap", 1, r"^weighting: expected 'circle' or 'exponential' where vectors have one dimension, got 'cap'$"),
+])
+def test_vectors_that_are_too_short(weighting, width, message):
+    with pytest.raises(ValueError, match=message):
+        attnspec.sdm_attention(np.ones((2, width)), np.ones((3, width)), np.ones((3, width)), weighting=weighting, radius=width)
+
+
+def test_one_dimension():
+    got = attnspec.sdm_attention([[2.0]], [[3.0], [-1.0]], [[5.0], [7.0]], radius=0)
+    np.testing.assert_array_equal(got, [[5.0]])
 
 
 def test_beta_has_a_derivative():

@@ -54,6 +54,7 @@ def test_constant_weights_have_slope_zero():
 @pytest.mark.parametrize("wrong, message", [
     ({"radius": 1}, r"^radius: expected a whole number >= 2, got 1$"),
     ({"radius": 9}, r"^radius: expected a whole number from 0 to the 8 bits of an address, got 9$"),
+    ({"n_bits": 0}, r"^n_bits: expected a whole number >= 1, got 0$"),
     ({"n_locations": -1.0}, r"^n_locations: expected a number > 0, got -1.0$"),
 ])
 def test_wrong_arguments_are_refused(wrong, message):

@@ -107,6 +107,24 @@ def test_wrong_arguments_are_refused(call, message):
         call()
 
 
+@pytest.mark.parametrize("n, recall", [(1, 0.5), (1, 0.3), (1, 1e-17), (2, 0.25), (2, 0.1), (8, 2.0**-8), (30, 1e-300)])
+def test_no_better_than_chance(n, recall):
+    for d in (0, n):
+        assert attnspec.sdm_capacity(n_bits=n, radius=d, n_locations=100, recall=recall) == math.inf
+    with pytest.raises(ValueError, match=rf"^recall: expected more than chance, 2\^-{n}, where criterion is 'memory', got {recall}$"):
+        attnspec.sdm_optimal_radius(n_bits=n, n_locations=100, criterion="memory", recall=recall)
+    assert attnspec.sdm_optimal_radius(n_bits=n, n_patterns=3, recall=recall) >= 0
+
+
+@pytest.mark.parametrize("n, recall", [(1, 0.51), (8, 0.005), (2000, 1e-300)])
+def test_just_better_than_chance(n, recall):
+    z = mp.sqrt(2) * mp.erfinv(2 * mp.mpf(recall) ** (mp.mpf(1) / n) - 1)
+    p = mp.mpf(sum(math.comb(n, i) for i in range(n // 2 + 1))) / 2**n
+    want = ((100 * p) ** 2 / z**2 - 100 * p) / (100 * p**2 + (100 * p**2) ** 2) + 1
+    np.testing.assert_allclose(attnspec.sdm_capacity(n_bits=n, radius=n // 2, n_locations=100, recall=recall), float(want), rtol=1e-12)
+    assert 0 <= attnspec.sdm_optimal_radius(n_bits=n, n_locations=100, criterion="memory", recall=recall) <= n
+
+
 def test_one_bit():
     assert attnspec.sdm_optimal_radius(n_bits=1, n_patterns=1) == 1    # p* = 4^(-1/3) = 0.63 > p(0) = 1/2
     assert attnspec.sdm_capacity(n_bits=1, radius=0) == math.inf       # P = 1/2 is chance

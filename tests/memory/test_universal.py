@@ -1,5 +1,6 @@
 import math
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -62,6 +63,85 @@ class TestSimilarity:
         np.testing.assert_allclose(sim(query, memories, similarity="cosine_official"), [[18.0, -2.0, 0.0]] / np.sqrt(61) / 3, rtol=1e-15)
         np.testing.assert_allclose(sim(query, memories, similarity="euclidean"), [[1 / 9, 1 / 38, 1 / 9]], rtol=1e-15)
         np.testing.assert_allclose(sim(query, memories, similarity="manhattan"), [[1 / 5, 1 / 8, 1 / 5]], rtol=1e-15)
+
+    @pytest.mark.parametrize("eps", [1e-4, 1e-12, 0.5, 1e-300])
+    @pytest.mark.parametrize("step", [0, 1, 2**10, 2**20, 2**30, 2**44, 2**47, 2**49])
+    def test_divergences_of_close_distributions_do_not_cancel(self, step, eps):
+        """Against 400 digits; whole numbers that sum to a power of 2 are distributions without rounding."""
+        y = np.array([2**50, 2**47, 0, 1, 0])
+        x = y + np.array([-step, min(step, 2**46), 1, 2**40, 0])
+        x[4], y[4] = 2**52 - x[:4].sum(), 2**52 - y[:4].sum()
+        got = {name: 1 / attnspec.universal_hopfield_similarity(y[None], x[None], similarity=name, eps=eps)[0, 0]
+               for name in ("kl", "reverse_kl", "js")}
+        with mpmath.workdps(400):
+            p, q = ([mpmath.mpf(int(v)) / 2**52 for v in z] for z in (x, y))
+            e = mpmath.mpf(eps)
+
+            def exact(a, b):
+                return mpmath.fsum(s * mpmath.log((s + e) / (t + e)) for s, t in zip(a, b, strict=True))
+
+            u = [(s + t) / 2 for s, t in zip(p, q, strict=True)]
+            want = {"kl": exact(p, q), "reverse_kl": exact(q, p), "js": exact(p, u) / 2 + exact(q, u) / 2}
+        np.testing.assert_allclose(got["js"], float(want["js"]), rtol=1e-14)
+        # Terms of js are positive, but those of kl, of the size of log(x/y) max(eps, |x - y|), have both signs.
+        pairs = list(zip((x / 2**52).tolist(), (y / 2**52).tolist(), strict=True))
+        terms = sum(abs(math.log(s + eps) - math.log(t + eps)) * (min(eps, max(s, t) + eps) + abs(s - t)) for s, t in pairs)
+        for name in ("kl", "reverse_kl"):
+            np.testing.assert_allclose(got[name], float(want[name]), rtol=1e-14, atol=1e-14 * terms)
+
+    @pytest.mark.parametrize("name", ["kl", "reverse_kl", "js", "js_official"])
+    def test_derivatives_of_close_distributions(self, name):
+        query, memories = np.array([[1.0, 2.0, 3.0, 2.0]]), np.array([[1.0, 2.0, 3.0 + 2.0**-20, 2.0]])
+
+        def similarity(h):
+            m, q, e = [mpmath.mpf(v) for v in memories[0].tolist()], [mpmath.mpf(v) for v in query[0].tolist()], mpmath.mpf(1e-4)
+            m[1] += h
+            m, q = [v / sum(m) for v in m], [v / sum(q) for v in q]
+            u = [(a + b) / 2 for a, b in zip(m, q, strict=True)]
+
+            def exact(a, b):
+                return mpmath.fsum(s * mpmath.log((s + e) / (t + e)) for s, t in zip(a, b, strict=True))
+
+            return {"kl": 1 / exact(m, q), "reverse_kl": 1 / exact(q, m), "js": 2 / (exact(m, u) + exact(q, u)),
+                    "js_official": 2 / (1 / exact(m, q) + 1 / exact(q, m))}[name]
+
+        with mpmath.workdps(60):
+            h = mpmath.mpf(10) ** -25
+            value, slope = float(similarity(0)), float((similarity(h) - similarity(-h)) / (2 * h))
+        got = attnspec.universal_hopfield_similarity(query, memories + 1e-30j * np.eye(4)[1:2], similarity=name)[0, 0]
+        # x - y is 1e-7 of x, whose rounding is 1e-16
+        np.testing.assert_allclose([got.real, got.imag / 1e-30], [value, slope], rtol=1e-8)
+
+    def test_a_match_up_to_scale_takes_the_weight(self):
+        for factor in (1 / 3, 0.1, 7.3, 1e5):
+            got = attnspec.universal_hopfield(factor * positive_M[2:3], positive_M, P, similarity="js")
+            np.testing.assert_allclose(got, P[2:3], rtol=1e-12)
+
+    def test_divergences_of_tiny_and_huge_numbers(self):
+        for name in ("kl", "reverse_kl", "js", "js_official"):
+            want = attnspec.universal_hopfield_similarity(positive_q, positive_M, similarity=name)
+            for factor in (2.0**-900, 2.0**1023):
+                got = attnspec.universal_hopfield_similarity(factor * positive_q, positive_M, similarity=name)
+                np.testing.assert_array_equal(got, want)
+
+    @pytest.mark.parametrize("name", ["cosine", "cosine_official", "normdot_official"])
+    def test_tiny_and_huge_vectors_have_directions(self, name):
+        want = attnspec.universal_hopfield_similarity(positive_q, positive_M, similarity=name)
+        for a, b in [(1e-200, 1.0), (1.0, 1e-200), (1e200, 1e200), (1e-200, 1e-200), (1e-300, 1e307), (1e307, 1.0), (1.5e308, 1.5e308)]:
+            got = attnspec.universal_hopfield_similarity(a * positive_q, b * positive_M, similarity=name)
+            np.testing.assert_allclose(got, want, rtol=1e-14)
+
+    def test_distances_whose_reciprocals_leave_float64(self):
+        sim = attnspec.universal_hopfield_similarity
+        for dtype in (float, complex):
+            memories = np.array([[0.0], [1.0]], dtype)
+            np.testing.assert_array_equal(sim([[1e-160]], memories, similarity="euclidean").real, [[np.inf, 1.0]])
+            np.testing.assert_array_equal(sim([[1e-310]], memories, similarity="manhattan").real, [[np.inf, 1.0]])
+            np.testing.assert_array_equal(sim([[1e200]], memories, similarity="euclidean").real, [[0.0, 0.0]])
+            for name in ("euclidean", "manhattan"):
+                options = {"similarity": name, "separation": "polynomial", "normalise": True}
+                got = attnspec.universal_hopfield([[1e-310]], memories, [[5.0], [1.0]], **options)
+                np.testing.assert_array_equal(got.real, [[5.0]])
 
     def test_an_exact_match_is_infinitely_similar(self):
         for name in ("euclidean", "manhattan", "kl", "reverse_kl", "js"):
@@ -165,6 +245,37 @@ class TestRecall:
         got = attnspec.universal_hopfield([[1.0]], [[2.0], [3.0], [3.0]], [[1.0], [2.0], [4.0]], separation="max", return_weights=True)
         np.testing.assert_array_equal(got.weights, [[0.0, 1.0, 0.0]])
 
+    @pytest.mark.parametrize("normalise", [False, True])
+    @pytest.mark.parametrize("separation", ["softmax", "polynomial", "identity", "log", "max"])
+    def test_not_a_number_is_not_hidden(self, separation, normalise):
+        memories = np.array([[1.0, 1.0], [np.nan, 1.0], [2.0, 3.0]])
+        for query, similarity in (([[1.0, 1.0]], "euclidean"), ([[1.0, 2.0]], "dot")):      # the first an exact match besides
+            options = {"similarity": similarity, "separation": separation, "normalise": normalise}
+            assert np.all(np.isnan(attnspec.universal_hopfield(query, memories, **options)))
+            got = attnspec.universal_hopfield([[np.nan, 1.0], [1.0, 2.0]], memories[[0, 2]], **options)
+            np.testing.assert_array_equal(np.isnan(got), [[True, True], [False, False]])
+
+    @pytest.mark.parametrize("param", [1, 2, 3, 99, 100, 101, 150, 151])
+    def test_derivatives_of_high_powers_of_negative_similarities(self, param):
+        s = np.array([[-1.25], [0.75], [-0.5]])
+        got = attnspec.universal_hopfield([[1.0 + 1e-30j]], s, np.eye(3), separation="polynomial", param=param)[0]
+        np.testing.assert_allclose(got.real, s[:, 0] ** param, rtol=1e-13)
+        np.testing.assert_allclose(got.imag / 1e-30, param * s[:, 0] ** param, rtol=1e-13)
+
+    def test_huge_similarities_are_normalised(self):
+        got = attnspec.universal_hopfield([[0.0]], [[1e-154], [-1e-154], [1.0]], np.eye(3), similarity="euclidean", separation="identity",
+                                          normalise=True)
+        np.testing.assert_allclose(got, [[0.5, 0.5, 0.0]], atol=1e-300)
+
+    def test_a_complex_exact_match_is_as_a_real_one(self):
+        for options in ({}, {"separation": "max"}, {"normalise": True, "separation": "polynomial", "param": 3}):
+            got = attnspec.universal_hopfield(positive_M[2:3] + 0j, positive_M, P, similarity="euclidean", beta=2.0, **options)
+            np.testing.assert_allclose(got, P[2:3], rtol=1e-15)
+
+    def test_a_match_without_normalisation_times_a_value_of_zero(self):
+        got = attnspec.universal_hopfield([[1.0]], [[1.0], [2.0]], [[5.0, 0.0], [1.0, 1.0]], similarity="euclidean", separation="identity")
+        np.testing.assert_array_equal(got, [[np.inf, np.nan]])
+
     def test_huge_similarities(self):
         np.testing.assert_array_equal(attnspec.universal_hopfield([[1e4]], [[1e3], [-1e3]]), [[1e3]])
 
@@ -199,7 +310,7 @@ class TestRecall:
 class TestRefusals:
     @pytest.mark.parametrize("name, value", [
         ("similarity", "hamming"), ("separation", "square"), ("beta", 0.0), ("param", "3"), ("param", 0.0), ("normalise", "yes"),
-        ("eps", 0.0),
+        ("eps", 0.0), ("eps", np.inf), ("beta", np.inf), ("param", np.inf), ("param", -np.inf),
     ])
     def test_options(self, name, value):
         with pytest.raises(ValueError, match=f"^{name}: expected"):
@@ -207,10 +318,13 @@ class TestRefusals:
 
     @pytest.mark.parametrize("name", ["kl", "reverse_kl", "js", "js_official"])
     def test_divergences_of_what_are_no_distributions(self, name):
-        with pytest.raises(ValueError, match=f"^memories: expected entries >= 0 with a positive sum for the similarity '{name}'"):
+        with pytest.raises(ValueError, match=f"^memories: expected finite entries >= 0 with a positive sum for the similarity '{name}'"):
             attnspec.universal_hopfield(positive_q, M, similarity=name)
-        with pytest.raises(ValueError, match=f"^query: expected entries >= 0 with a positive sum for the similarity '{name}'"):
+        with pytest.raises(ValueError, match=f"^query: expected finite entries >= 0 with a positive sum for the similarity '{name}'"):
             attnspec.universal_hopfield(np.zeros((1, 5)), positive_M, similarity=name)
+        for bad in (np.inf, np.nan):
+            with pytest.raises(ValueError, match=r"^query: expected finite entries >= 0"):
+                attnspec.universal_hopfield_similarity([[1.0, bad, 1.0, 1.0, 1.0]], positive_M, similarity=name)
 
     def test_powers_and_logarithms_of_negative_similarities(self):
         with pytest.raises(ValueError, match=r"^param: expected a whole number where similarities are negative, got 0.5$"):

@@ -1,5 +1,6 @@
 """Identities of the memory family."""
 
+import itertools
 import math
 
 import numpy as np
@@ -51,15 +52,23 @@ def _(x):
     return after, np.minimum(after, before)
 
 
-@identity("beta = 0: E = -<xi, mean y> + <xi, xi>/2 + M^2/2, the limit of small beta", "hopfield_energy")
+def at_no_temperature(state, stored):
+    """E at beta = 0, and the range of the products."""
+    s = state @ stored.T
+    return -s.mean(-1) + (state**2).sum(-1) / 2 + (stored**2).sum(-1).max() / 2, np.ptp(s, axis=-1).max()
+
+
+@identity("beta = 0: E = -<xi, mean y> + <xi, xi>/2 + M^2/2", "hopfield_energy")
 def _(x):
     state, stored, _ = patterns(x)
-    s = state @ stored.T
-    limit = -s.mean(-1) + (state**2).sum(-1) / 2 + (stored**2).sum(-1).max() / 2
-    small = attnspec.hopfield_energy(state, stored, beta=1e-7)
-    got = np.stack([attnspec.hopfield_energy(state, stored, beta=0.0), small])
-    # (1/beta) log of a mean of exponentials exceeds the mean by at most beta/8 times the square of the range.
-    return got, np.stack([limit, limit]), 1e-7 * np.ptp(s, axis=-1).max() ** 2 / 8
+    return attnspec.hopfield_energy(state, stored, beta=0.0), at_no_temperature(state, stored)[0]
+
+
+@identity("a small beta changes E by at most beta/8 times the squared range of the products", "hopfield_energy")
+def _(x):
+    state, stored, _ = patterns(x)
+    limit, spread = at_no_temperature(state, stored)                   # Hoeffding: of (1/beta) log of a mean of exponentials
+    return attnspec.hopfield_energy(state, stored, beta=1e-7), limit, 1e-7 * spread**2 / 8
 
 
 @identity("permuting the patterns changes nothing", "hopfield_energy", "hopfield_update")
@@ -90,15 +99,16 @@ def _(x):
 @identity("beta = 0 gives the mean pattern", "hopfield_update", "hopfield_retrieve")
 def _(x):
     state, stored, _ = patterns(x)
-    got = attnspec.hopfield_retrieve(state, stored, beta=0.0, n_iters=x.h)
-    return got, np.tile(stored.mean(0), (x.n, 1))
+    got = [attnspec.hopfield_update(state, stored, beta=0.0), attnspec.hopfield_retrieve(state, stored, beta=0.0, n_iters=x.h)]
+    return np.stack(got), np.tile(stored.mean(0), (2, x.n, 1))
 
 
 @identity("one pattern, or equal ones, are returned at once", "hopfield_update", "hopfield_retrieve")
 def _(x):
     state, stored, beta = patterns(x)
     equal = np.tile(stored[:1], (x.m, 1))
-    return attnspec.hopfield_update(state, equal, beta=beta), np.tile(stored[:1], (x.n, 1))
+    got = [attnspec.hopfield_update(state, equal, beta=beta), attnspec.hopfield_retrieve(state, equal, beta=beta, n_iters=x.e)]
+    return np.stack(got), np.tile(stored[:1], (2, x.n, 1))
 
 
 @identity("a large beta gives the pattern of the largest product, within 2 M (N-1) exp(-beta gap)", "hopfield_update")
@@ -146,23 +156,108 @@ def _(x):
     return together.n_iters, np.array([one.n_iters for one in alone])
 
 
-@identity("<dstate, u> + <dstored, w> is the derivative of <do, out> along (u, w)", "hopfield_retrieve_backward")
+def some_visible(x, n, m):
+    """A mask under which some states may see no pattern."""
+    return x.rng.random((n, m)) < 0.6
+
+
+@identity("patterns that no state may see might as well not be there", "hopfield_update", "hopfield_retrieve", "hopfield_jacobian",
+          "hopfield_retrieve_backward")
+def _(x):
+    state, stored, beta = patterns(x)
+    seen = np.append(x.rng.random(x.m) < 0.5, True)
+    stored = np.append(stored, x.normal(1, x.d), axis=0)
+    do = x.normal(x.n, x.d)
+
+    def everything(stored, **mask):
+        options = {"beta": beta, **mask}
+        back = attnspec.hopfield_retrieve_backward(state, stored, do, n_iters=2, **options)
+        return np.concatenate([
+            attnspec.hopfield_update(state, stored, **options), attnspec.hopfield_retrieve(state, stored, n_iters=3, **options),
+            back.dstate, attnspec.hopfield_jacobian(state, stored, **options).reshape(x.n, -1).T.reshape(-1, x.d), back.dstored,
+        ])
+
+    got, want = everything(stored, mask=seen), everything(stored[seen])
+    unseen = np.append(np.ones(len(got) - x.m - 1, bool), seen)
+    return np.append(got[unseen], got[~unseen]), np.append(want, np.zeros((~seen).sum() * x.d))
+
+
+@identity("a state that may see nothing goes to zero and has no derivative", "hopfield_update", "hopfield_retrieve", "hopfield_jacobian")
+def _(x):
+    state, stored, beta = patterns(x)
+    mask = some_visible(x, x.n, x.m)
+    options = {"beta": beta, "mask": mask}
+    got = np.concatenate([attnspec.hopfield_update(state, stored, **options),
+                          attnspec.hopfield_retrieve(state, stored, n_iters=2, **options),
+                          attnspec.hopfield_jacobian(state, stored, **options).reshape(x.n, -1)], axis=-1)
+    blind = ~mask.any(-1)
+    return got[blind], np.zeros((blind.sum(), got.shape[-1]))
+
+
+@identity("the updates of a head end where |A_s - A_{s-1}| <= tol for the first time", "hopfield_retrieve")
 def _(x):
     state, stored, beta = patterns(x, x.h)
-    u, w, do = x.normal(x.h, x.n, x.d), x.normal(x.h, x.m, x.d), x.normal(x.h, x.n, x.d)
-    options = {"beta": beta, "n_iters": 2}
-    got = attnspec.hopfield_retrieve_backward(state, stored, do, **options)
-    moved = attnspec.hopfield_retrieve(state + 1e-30j * u, stored + 1e-30j * w, tol=None, **options)
-    return np.sum(got.dstate * u) + np.sum(got.dstored * w), np.sum(do * moved.imag) / 1e-30
+    tol = 10 ** x.rng.uniform(-5, 0)
+    A = [attnspec.hopfield_retrieve(state, stored, beta=beta, n_iters=K, tol=None, return_weights=True).weights for K in range(13)]
+    still = np.array([np.linalg.norm(after - before, axis=(-2, -1)) <= tol for before, after in itertools.pairwise(A)])
+    updates = np.where(still.any(0), still.argmax(0) + 1, 12)
+    got = attnspec.hopfield_retrieve(state, stored, beta=beta, n_iters=12, tol=tol, return_info=True)
+    want = [A[K][head] for head, K in enumerate(updates)]
+    return (np.concatenate([got.n_iters, got.converged, got.weights.ravel()]),
+            np.concatenate([updates, still.any(0), np.ravel(want)]))
 
 
-@identity("the Jacobian of an update is beta Y^T (diag(p) - p p^T) Y", "hopfield_retrieve_backward")
+@identity("<gradients, directions> = Im <do, out(inputs + i h directions)> / h", "hopfield_retrieve_backward", "hopfield_retrieve")
+def _(x):
+    state, stored, beta = patterns(x, x.h)
+    arrays = {"state": state, "stored": stored}
+    if x.rng.integers(2):
+        arrays["projection"] = x.normal(x.h, x.m, x.e)
+    do = x.normal(x.h, x.n, x.e if "projection" in arrays else x.d)
+    options = {"beta": beta, "n_iters": int(x.rng.integers(4)), "mask": some_visible(x, x.n, x.m)}
+    gradients = attnspec.hopfield_retrieve_backward(**arrays, do=do, **options)._asdict()
+    directions = {name: x.normal(*array.shape) for name, array in arrays.items()}
+    got = sum(np.sum(gradients[f"d{name}"] * directions[name]) for name in arrays)
+    moved = attnspec.hopfield_retrieve(**{name: arrays[name] + 1e-30j * directions[name] for name in arrays}, tol=None, **options)
+    return got, np.sum(do * moved.imag) / 1e-30
+
+
+@identity("J = beta Y^T (diag(p) - p p^T) Y", "hopfield_jacobian", "hopfield_retrieve_backward")
 def _(x):
     state, stored, beta = patterns(x)
     do = x.normal(x.n, x.d)
     p = attnspec.hopfield_retrieve(state, stored, beta=beta, return_weights=True).weights
-    want = [beta * stored.T @ (np.diag(row) - np.outer(row, row)) @ stored @ g for row, g in zip(p, do, strict=True)]
-    return attnspec.hopfield_retrieve_backward(state, stored, do, beta=beta).dstate, np.stack(want)
+    J = np.stack([beta * stored.T @ (np.diag(row) - np.outer(row, row)) @ stored for row in p])
+    back = attnspec.hopfield_retrieve_backward(state, stored, do, beta=beta).dstate
+    return np.append(attnspec.hopfield_jacobian(state, stored, beta=beta), back), np.append(J, np.einsum("nab,na->nb", J, do))
+
+
+@identity("J is the derivative of an update", "hopfield_jacobian", "hopfield_update")
+def _(x):
+    state, stored, beta = patterns(x)
+    mask = some_visible(x, x.n, x.m)
+    columns = [attnspec.hopfield_update(state + 1e-30j * row, stored, beta=beta, mask=mask).imag / 1e-30 for row in np.eye(x.d)]
+    return attnspec.hopfield_jacobian(state, stored, beta=beta, mask=mask), np.stack(columns, axis=-1)
+
+
+@identity("J is symmetric and positive semidefinite, of trace at most beta M^2", "hopfield_jacobian")
+def _(x):
+    state, stored, beta = patterns(x)
+    J = attnspec.hopfield_jacobian(state, stored, beta=beta)
+    low, trace = np.linalg.eigvalsh(J)[:, 0], np.trace(J, axis1=-2, axis2=-1)
+    most = beta * (stored**2).sum(-1).max()
+    return np.concatenate([J.ravel(), low, trace]), np.concatenate([J.mT.ravel(), np.maximum(low, 0.0), np.minimum(trace, most)])
+
+
+@identity("f(xi) - f(eta) = J_m (xi - eta), J_m the mean of J between the two", "hopfield_jacobian", "hopfield_update")
+def _(x):
+    state, stored, beta = patterns(x)
+    other = state + 0.05 * x.normal(x.n, x.d)
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    J_m = sum(w / 2 * attnspec.hopfield_jacobian(state + (1 + t) / 2 * (other - state), stored, beta=beta)
+              for t, w in zip(nodes, weights, strict=True))
+    got = attnspec.hopfield_update(other, stored, beta=beta) - attnspec.hopfield_update(state, stored, beta=beta)
+    return got, np.einsum("nab,nb->na", J_m, other - state)
 
 
 @identity("separation does not change under rotations and grows as c^2", "hopfield_separation")
@@ -209,6 +304,28 @@ def _(x):
     stored, _, beta, _ = noisy(x)
     got = attnspec.hopfield_retrieval_bound(stored, beta=beta, form="separation")
     return got, np.e * attnspec.hopfield_retrieval_bound(stored, beta=beta)
+
+
+@identity("distance and separation form by their formulas, with a fixed point, and infinite beyond the premise", "hopfield_retrieval_bound",
+          "hopfield_separation")
+def _(x):
+    stored, beta = x.normal(x.m + 1, x.d), float(x.rng.uniform(0.1, 1.0))
+    state, star = (stored + x.rng.uniform(0, 0.5) * x.normal(x.m + 1, x.d) for _ in range(2))
+    M, Delta = np.sqrt((stored**2).sum(-1).max()), attnspec.hopfield_separation(stored)
+    far = np.maximum(np.linalg.norm(state - stored, axis=-1), np.linalg.norm(star - stored, axis=-1))
+    bounds = [attnspec.hopfield_retrieval_bound(stored, state, star, beta=beta, form=form) for form in ("distance", "separation")]
+    want = [-beta * (Delta - 2 * M * far), np.where(far <= 1 / (2 * beta * M), 1 - beta * Delta, np.inf)]
+    return np.log(bounds), np.log(2 * x.m * M) + want
+
+
+@identity("radius beta N M = 1, and a pattern contracts where its separation is the needed one", "hopfield_storage_radius",
+          "hopfield_separation")
+def _(x):
+    stored, beta, N = 3 * x.normal(x.m + 1, x.d), float(x.rng.uniform(0.2, 3.0)), x.m + 1
+    M = np.sqrt((stored**2).sum(-1).max())
+    radius, needed, contracts = attnspec.hopfield_storage_radius(stored, beta=beta)
+    formula = 2 / (beta * N) + np.log(2 * (N - 1) * N * beta * M**2) / beta
+    return np.append([radius * beta * N * M, needed], contracts), np.append([1.0, formula], attnspec.hopfield_separation(stored) >= formula)
 
 
 @identity("where the separation suffices an update maps the sphere of a pattern into itself", "hopfield_storage_radius", "hopfield_update")
@@ -265,10 +382,13 @@ def _(x):
     return np.stack([attnspec.hopfield_binary_energy(-s, W), attnspec.hopfield_binary_energy(s, W, b)]), np.stack([E, E + s @ b])
 
 
-@identity("asynchronous updates never raise the energy", "hopfield_binary", "hopfield_binary_energy")
+@identity("asynchronous updates never raise the energy", "hopfield_binary", "hopfield_binary_energy",
+          "hopfield_binary_weights")
 def _(x):
-    E = attnspec.hopfield_binary(spins(x, x.m, x.d), spins(x, x.n, x.d), threshold=x.normal(x.d), return_info=True).energies
-    return E[:, 1:], np.minimum(E[:, 1:], E[:, :-1])
+    X, s, b = spins(x, x.m, x.d), spins(x, x.n, x.d), x.normal(x.d)
+    out, E, *_ = attnspec.hopfield_binary(X, s, threshold=b, return_info=True)
+    ends = [attnspec.hopfield_binary_energy(state, attnspec.hopfield_binary_weights(X), b) for state in (s, out)]
+    return np.append(E[:, 1:].T, E[:, [0, -1]].T, axis=0), np.append(np.minimum(E[:, 1:], E[:, :-1]).T, ends, axis=0)
 
 
 @identity("an asynchronous sweep under any symmetric weights never raises the energy", "hopfield_binary_update", "hopfield_binary_energy")
@@ -277,6 +397,37 @@ def _(x):
     W = (W + W.T) * (1 - np.eye(x.d))
     after = attnspec.hopfield_binary_energy(attnspec.hopfield_binary_update(s, W, threshold=b), W, b)
     return after, np.minimum(after, attnspec.hopfield_binary_energy(s, W, b))
+
+
+@identity("a visited bit is the sign of its field, +1 or itself at a tie", "hopfield_binary_update", "hopfield_binary_weights")
+def _(x):
+    W, s = attnspec.hopfield_binary_weights(spins(x, x.m, x.d), normalise=False), spins(x, x.n, x.d)    # whole numbers, so that ties occur
+    b, i, ties = x.rng.integers(-1, 2, x.d), int(x.rng.integers(x.d)), str(x.rng.choice(["keep", "plus"]))
+    h = s @ W - b
+    aligned = np.where(h == 0, 1 if ties == "plus" else s, np.sign(h))
+    one, want = attnspec.hopfield_binary_update(s, W, threshold=b, ties=ties, order=[i]), s.copy()
+    want[:, i] = aligned[:, i]
+    return np.stack([attnspec.hopfield_binary_update(s, W, threshold=b, ties=ties, mode="synchronous"), one]), np.stack([aligned, want])
+
+
+@identity("a sweep visits one bit after the other, each in the state that the one before left", "hopfield_binary_update")
+def _(x):
+    W, s, order = x.normal(x.d, x.d), spins(x, x.n, x.d), x.rng.permutation(x.d)
+    want = s
+    for i in order:
+        want = attnspec.hopfield_binary_update(want, W, order=[i])
+    return attnspec.hopfield_binary_update(s, W, order=order), want
+
+
+@identity("a recall of one sweep is an update under the patterns' weights", "hopfield_binary", "hopfield_binary_update",
+          "hopfield_binary_weights")
+def _(x):
+    X, s, b = spins(x, x.m, x.d), spins(x, x.n, x.d), x.rng.integers(-1, 2, x.d)
+    options = {"mode": str(x.rng.choice(["asynchronous", "synchronous"])), "ties": str(x.rng.choice(["keep", "plus"])), "threshold": b}
+    if options["mode"] == "asynchronous":
+        options["order"] = x.rng.permutation(x.d)
+    W = attnspec.hopfield_binary_weights(X, normalise=False)
+    return attnspec.hopfield_binary(X, s, max_sweeps=1, normalise=False, **options), attnspec.hopfield_binary_update(s, W, **options)
 
 
 @identity("synchronous updates under symmetric weights end in a cycle of at most 2", "hopfield_binary_update")
@@ -308,15 +459,18 @@ def _(x):
     X, s = spins(x, x.m, x.d), spins(x, x.n, x.d)
     got = attnspec.dense_associative_memory(s, X, degree=2, max_sweeps=100, return_info=True)
     want = attnspec.hopfield_binary(X, s, normalise=False, return_info=True)
-    return np.concatenate([got.out, got.energies], -1), np.concatenate([want.out, 2 * want.energies - x.m * x.d], -1)
+    energy = attnspec.dense_associative_memory_energy(s, X, degree=2)[:, None]
+    return (np.concatenate([got.out, got.energies, energy], -1),
+            np.concatenate([want.out, 2 * want.energies - x.m * x.d, 2 * want.energies[:, :1] - x.m * x.d], -1))
 
 
 @identity("updates never raise the energy", "dense_associative_memory", "dense_associative_memory_energy")
 def _(x):
     X, s = spins(x, x.m, x.d), spins(x, x.n, x.d)
     options = [{"degree": x.h}, {"degree": 3, "rectified": True}, {"interaction": "exponential"}][x.rng.integers(3)]
-    E = attnspec.dense_associative_memory(s, X, **options, max_sweeps=2, return_info=True).energies
-    return E[:, 1:], np.minimum(E[:, 1:], E[:, :-1])
+    out, E, *_ = attnspec.dense_associative_memory(s, X, **options, max_sweeps=2, return_info=True)
+    ends = [attnspec.dense_associative_memory_energy(state, X, **options) for state in (s, out)]
+    return np.append(E[:, 1:].T, E[:, [0, -1]].T, axis=0), np.append(np.minimum(E[:, 1:], E[:, :-1]).T, ends, axis=0)
 
 
 @identity("a bit becomes the sign of the difference of the energies", "dense_associative_memory", "dense_associative_memory_energy")
@@ -368,6 +522,20 @@ def _(x):
     return np.concatenate([got.out, got.weights.sum(-1, keepdims=True)], -1), np.concatenate([want, np.ones((x.n, 1))], -1)
 
 
+@identity("without normalisation the weights are log s, s^p and s of s = beta sim", "universal_hopfield", "universal_hopfield_similarity")
+def _(x):
+    q, M, P = x.qkv()
+    s = 1.7 * attnspec.universal_hopfield_similarity(q, M, similarity="manhattan")
+
+    def of(**options):
+        got = attnspec.universal_hopfield(q, M, P, similarity="manhattan", beta=1.7, return_weights=True, **options)
+        return np.concatenate([got.weights, got.out], -1)
+
+    want = [np.concatenate([w, w @ P], -1) for w in (np.log(s), s**x.h, s)]
+    size = np.abs(want).max(axis=(-2, -1), keepdims=True)
+    return np.stack([of(separation="log"), of(separation="polynomial", param=x.h), of(separation="identity")]) / size, want / size
+
+
 @identity("permuting memories and projection together changes nothing", "universal_hopfield")
 def _(x):
     q, M, P = x.qkv()
@@ -405,6 +573,32 @@ def _(x):
     q, M, _ = x.qkv()
     got = 1 / attnspec.universal_hopfield_similarity(q, M, similarity="euclidean")
     return got, (q**2).sum(-1)[:, None] + (M**2).sum(-1) - 2 * q @ M.T
+
+
+@identity("1/manhattan = sum |q - m|", "universal_hopfield_similarity")
+def _(x):
+    q, M, _ = x.qkv()
+    return 1 / attnspec.universal_hopfield_similarity(q, M, similarity="manhattan"), np.abs(q[:, None] - M).sum(-1)
+
+
+@identity("the code's normalised dot products sum to 1, in the proportions of <m, q> / sum m", "universal_hopfield_similarity")
+def _(x):
+    q, M = x.rng.uniform(0.1, 1.0, (x.n, x.d)), x.rng.uniform(0.1, 1.0, (x.m, x.d))
+    got = attnspec.universal_hopfield_similarity(q, M, similarity="normdot_official")
+    dot = q @ M.T / M.sum(-1)
+    return np.append(got.sum(-1), got * dot[:, :1]), np.append(np.ones(x.n), got[:, :1] * dot)
+
+
+@identity("1/kl = sum x log((x + eps)/(y + eps)), 1/js the mean of both to the midpoint", "universal_hopfield_similarity")
+def _(x):
+    q, M, eps = x.rng.uniform(0.0, 1.0, (x.n, x.d + 1)), x.rng.uniform(0.0, 1.0, (x.m, x.d + 1)), 10 ** x.rng.uniform(-4, -1)
+    got = np.stack([1 / attnspec.universal_hopfield_similarity(q, M, similarity=one, eps=eps) for one in ("kl", "reverse_kl", "js")])
+    q, M = (q / q.sum(-1, keepdims=True))[:, None], M / M.sum(-1, keepdims=True)
+
+    def kl(a, b):
+        return (a * np.log((a + eps) / (b + eps))).sum(-1)
+
+    return got, np.stack([kl(M, q), kl(q, M), kl(M, (q + M) / 2) / 2 + kl(q, (q + M) / 2) / 2])
 
 
 @identity("'reverse_kl' is 'kl' with memories and queries exchanged, 'js' is symmetric", "universal_hopfield_similarity")
@@ -559,6 +753,20 @@ def _(x):
     return attnspec.sdm_fit_beta(**sizes).beta, attnspec.sdm_fit_beta(**sizes, official=False).beta * d / (d - 1)
 
 
+@identity("the official line: covariance over d - 1, variance over d, through the means; caps from 1 - 1e-15, times e^2/2", "sdm_fit_beta")
+def _(x):
+    sizes, continuous = circle(x, least=2), bool(x.rng.integers(2))
+    d_v = np.arange(sizes["radius"])
+    cos = 1 - 2 * d_v / sizes["n_bits"]
+    if continuous:
+        cos[0] -= 1e-15
+        y = attnspec.sdm_cap_intersection(cos, **sizes, log=True, official=True)
+    else:
+        y = attnspec.sdm_circle_intersection(d_v, **sizes, log=True)
+    beta = np.cov(cos, y)[0, 1] / np.var(cos)
+    return attnspec.sdm_fit_beta(**sizes, continuous=continuous), (beta, y.mean() - beta * cos.mean())
+
+
 @identity("residuals of the least-squares line sum to zero and are orthogonal to the cosines", "sdm_fit_beta")
 def _(x):
     sizes, continuous = circle(x, least=2), bool(x.rng.integers(2))
@@ -671,6 +879,30 @@ def _(x):
     return np.where(lead == 0, 0, bits_read), (lead > 0).astype(int)
 
 
+@identity("beta is fitted to the circles unless given", "sdm_pattern_read", "sdm_attention", "sdm_fit_beta")
+def _(x):
+    d, n, m = x.d + 1, 20 * x.n, x.m + 2
+    radius = int(x.rng.integers(2, d + 1))
+    options = {"weighting": "exponential", "beta": attnspec.sdm_fit_beta(n_bits=d, radius=radius).beta}
+    queries, addresses, pointers = bits(x, n, d), bits(x, m, d), bits(x, m, d)
+    real = x.normal(x.n, d), x.normal(x.m, d), x.normal(x.m, d)
+    got = [attnspec.sdm_pattern_read(queries, addresses, pointers, radius=radius, weighting="exponential"),
+           attnspec.sdm_attention(*real, radius=radius, weighting="exponential")]
+    want = [attnspec.sdm_pattern_read(queries, addresses, pointers, **options), attnspec.sdm_attention(*real, **options)]
+    return np.concatenate(got), np.concatenate(want)
+
+
+@identity("exponential reading: the bits where most of the weight exp(beta cos) says 1", "sdm_pattern_read")
+def _(x):
+    addresses, pointers, queries = bits(x, x.m, x.d), bits(x, x.m, x.d), bits(x, x.n, x.d)
+    beta = float(x.rng.uniform(-5, 5))
+    w = np.exp(beta * (1 - 2 * (queries[:, None] != addresses).sum(-1) / x.d))
+    lead = w @ (2 * pointers - 1) / w.sum(-1, keepdims=True)
+    read = attnspec.sdm_pattern_read(queries, addresses, pointers, weighting="exponential", beta=beta)
+    decided = np.abs(lead) > 1e-12
+    return np.where(decided, read, 0), np.where(decided, lead > 0, 0)
+
+
 def unit_vectors(x, *shape):
     v = x.normal(*shape)
     return v / np.linalg.norm(v, axis=-1, keepdims=True)
@@ -709,6 +941,27 @@ def _(x):
     got = attnspec.sdm_attention(q, k, v, weighting="cap", radius=radius, return_weights=True)
     want = w / np.where(total > 0, total, 1)
     return np.append(got.weights, got.out), np.append(want, np.where(total > 0, want @ v, q))
+
+
+@identity("resolution K looks caps up at K points from -1 to 1", "sdm_attention", "sdm_cap_intersection")
+def _(x):
+    d, K = x.d + 1, int(x.rng.integers(2, 50))
+    radius = int(x.rng.integers(1, d + 1))
+    q, k, v = unit_vectors(x, x.n, d), unit_vectors(x, x.m, d), x.normal(x.m, d)
+    index = np.maximum(np.trunc(K * (q @ k.T + 1) / 2 - 1), 0)
+    w = attnspec.sdm_cap_intersection(np.minimum(-1 + 2 * index / (K - 1), 1.0), n_bits=d, radius=radius, n_locations=1)
+    total = w.sum(-1, keepdims=True)
+    got = attnspec.sdm_attention(q, k, v, weighting="cap", radius=radius, resolution=K, return_weights=True)
+    return got.weights, w / np.where(total > 0, total, 1)
+
+
+@identity("unit_norm keeps the direction of an average and gives it length 1", "sdm_attention")
+def _(x):
+    q, k, v = x.normal(x.n, x.d), x.normal(x.m, x.d), x.normal(x.m, x.d)
+    plain = attnspec.sdm_attention(q, k, v, weighting="exponential", beta=3.0)
+    normed = attnspec.sdm_attention(q, k, v, weighting="exponential", beta=3.0, unit_norm=True)
+    length = np.linalg.norm(plain, axis=-1, keepdims=True)
+    return np.append(normed * length, np.linalg.norm(normed, axis=-1)), np.append(plain, np.ones(x.n))
 
 
 @identity("two steps are a step from the result of the first", "sdm_attention")

@@ -44,7 +44,10 @@ def _(z, case):
 @packs("sinkhorn_attention_backward__sinkformers_vit__*", formula="sinkhorn_plan_backward", source=f"{VIT}, torch autograd",
        edits=MARGINALS_IN_FLOAT64)
 def _(z, case):
-    return GoldenCase({"scores": z["scores"], "dplan": z["dplan"]}, {"out": z["dscores"]}, {"n_iters": int(z["n_iter"])})
+    def gradient(**options):
+        return GoldenCase({"scores": z["scores"], "dplan": z["dplan"]}, {"out": z["dscores"]}, {"n_iters": int(z["n_iter"]), **options})
+
+    return {"": gradient(), "_implicit": gradient(gradient="implicit")} if case.endswith("converged") else gradient()
 
 
 POT = "POT 0.9.7.post1, ot.bregman.sinkhorn_log"
