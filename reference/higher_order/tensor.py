@@ -71,7 +71,7 @@ def khatri_rao(*factors):
     """
     product = factors[0]
     for factor in factors[1:]:
-        with np.errstate(invalid="ignore"):                            # 0 times an inf that nobody may see
+        with np.errstate(over="ignore", invalid="ignore"):             # an inf or a huge product that nobody may see
             pairs = product[..., :, None, :] * factor[..., None, :, :]
         *lead, m1, m2, d = pairs.shape
         product = pairs.reshape(*lead, m1 * m2, d)
@@ -192,8 +192,9 @@ def factor_gradients(dX, x1, x2, seen):
     m1, m2 = x1.shape[-2], x2.shape[-2]
     dX = dX.reshape(*dX.shape[:-2], m1, m2, dX.shape[-1])
     seen = seen.reshape(*seen.shape[:-1], m1, m2)[..., None]
-    dx1 = np.sum(dX * np.where(seen, x2[..., None, :, :], 0.0), axis=-2)
-    dx2 = np.sum(dX * np.where(seen, x1[..., :, None, :], 0.0), axis=-3)
+    with np.errstate(invalid="ignore"):                                # 0 times a visible inf
+        dx1 = np.sum(dX * np.where(seen, x2[..., None, :, :], 0.0), axis=-2)
+        dx2 = np.sum(dX * np.where(seen, x1[..., :, None, :], 0.0), axis=-3)
     return sum_to_shape(dx1, x1.shape), sum_to_shape(dx2, x2.shape)
 
 
@@ -225,8 +226,8 @@ def tensor_attention_backward(q, k1, k2, v1, v2, do, *, scale=None, mask=None, c
     P, _ = softmax_weights(s, visible)
     out = weighted_values(P, V, visible)
 
-    delta = np.sum(do * out, axis=-1, keepdims=True)
-    with np.errstate(invalid="ignore"):                                # 0 times an inf that nobody may see
+    with np.errstate(over="ignore", invalid="ignore"):                 # NaN, inf and huge entries in pairs that nobody sees
+        delta = np.sum(do * out, axis=-1, keepdims=True)
         dP = do @ np.swapaxes(V, -1, -2)
         dS = np.where(visible & (P != 0), P * (dP - delta), 0.0)
     dq = scale * weighted_values(dS, K, visible)

@@ -28,6 +28,8 @@ the mask, so that exp(s - L) of a masked key is not 0; L = -inf of a query that 
 over the batch twice.
 """
 
+import functools
+
 import numpy as np
 
 from attnspec.reference.formula import formula
@@ -35,6 +37,11 @@ from attnspec.reference.inputs import default_scale, grouped_heads, sum_groups, 
 from attnspec.reference.softmax.online import block_of, chunks, finite_shift, online_softmax_attention, visible_block
 from attnspec.reference.softmax.scaled_dot_product import SHAPES, AttentionGradients
 from attnspec.reference.softmax.weights import attention_logits, weighted_values
+
+
+def sees_a_key(i, keys, n, m, mask=None, causal=False, window=None):
+    """Which of the queries in the slice i see any key at all, a block of keys at a time."""
+    return functools.reduce(np.logical_or, (np.any(visible_block(i, j, n, m, mask, causal, window), axis=-1) for j in keys))
 
 
 def add_block(total, i, j, block):
@@ -82,10 +89,12 @@ def blockwise_attention_backward(
     n, m = q.shape[-2], k.shape[-2]
     scale = default_scale(scale, q)
     do = np.broadcast_to(do, np.broadcast_shapes(do.shape, out.shape))
-    D = np.sum(do * out, axis=-1)
     L = finite_shift(L)                                                # a query that sees nothing: exp(-inf - 0) = 0
 
     queries, keys = chunks(n, query_block), chunks(m, key_block)
+    sees = np.concatenate([sees_a_key(i, keys, n, m, mask, causal, window) for i in queries], axis=-1)
+    with np.errstate(invalid="ignore"):                                # 0 times an inf
+        D = np.where(sees, np.sum(do * out, axis=-1), 0.0)
     dQ, dK, dV = ([0.0] * len(blocks) for blocks in (queries, keys, keys))
     dbias = None if bias is None else np.zeros(bias.shape, np.result_type(D, L))
     for I, i in enumerate(queries):
@@ -93,7 +102,7 @@ def blockwise_attention_backward(
             q_i, k_j, do_i = q[..., i, :], k_shared[..., j, :], do[..., i, :]
             s = attention_logits(q_i, k_j, scale, softcap)
             visible = visible_block(i, j, n, m, mask, causal, window)
-            with np.errstate(invalid="ignore"):                        # NaN and inf at positions that nobody sees
+            with np.errstate(over="ignore", invalid="ignore"):         # NaN, inf and huge entries at positions that nobody sees
                 logits = np.where(visible, s if bias is None else s + block_of(bias, i, j, n, m), -np.inf)
                 P = np.where(visible, np.exp(logits - L[..., i, None]), 0.0)
                 dP = do_i @ np.swapaxes(v_shared[..., j, :], -1, -2)

@@ -11,7 +11,8 @@ Attention, opset 24.
 
 Conventions. The largest visible logit is subtracted before exp. A query that sees no key, or only keys at -inf, has weights 0 and a
 log-sum-exp of -inf (z where there is a sink). What stands at a position that a query may not see never reaches its weights, NaN included.
-NaN or +inf among the logits that it sees makes its row NaN. A softcap of None, 0 or inf is none.
+NaN or +inf among the logits that it sees makes its row NaN. A softcap of None, 0 or inf is none. The scale multiplies the product, not q:
+a product <q_i, k_j> beyond 1.8e308 is infinite, whatever the scale.
 
 Identities. Rows of P sum to 1 without a sink, to sigmoid(L0 - z) with one, L0 being the log-sum-exp without it.
 
@@ -27,7 +28,7 @@ from attnspec.reference.inputs import default_scale, grouped_heads, number, visi
 
 def attention_logits(q, k, scale=None, softcap=None, bias=None):
     """Logits s (..., n, m) of q (..., n, d) and k (..., m, d), before any mask."""
-    with np.errstate(invalid="ignore"):                                # an inf in a key that nobody may see
+    with np.errstate(over="ignore", invalid="ignore"):                 # an inf or a huge entry in a key that nobody may see
         s = default_scale(scale, q) * (q @ np.swapaxes(k, -1, -2))
         if softcap is not None and 0 < number("softcap", softcap, least=0).real < np.inf:
             s = softcap * np.tanh(s / softcap)
@@ -61,9 +62,9 @@ def softmax_weights(s, visible=True, sink=None):
 
 def weighted_values(A, v, visible=True):
     """A @ v for weights A (..., n, m) and values v (..., m, e), in which nothing of an unseen value arrives, NaN and inf included."""
-    if np.all(np.isfinite(v)):
-        return A @ v
     with np.errstate(invalid="ignore"):                                # a visible inf of weight 0 makes its output NaN
+        if np.all(np.isfinite(v)):
+            return A @ v
         terms = A[..., :, :, None] * np.where(np.asarray(visible)[..., None], v[..., None, :, :], 0.0)
         return np.sum(terms, axis=-2)
 

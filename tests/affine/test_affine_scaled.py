@@ -238,3 +238,25 @@ def test_rho_out_of_range_is_refused(rho):
 def test_unknown_phi_of_alpha_is_refused():
     with pytest.raises(ValueError, match=r"^phi: "):
         attnspec.affine_alpha([[1.0]], [[1.0]], phi="tanh")
+
+
+@pytest.mark.parametrize("phi", ["linear_clipping", "sigmoid"])
+@pytest.mark.parametrize("x", [[np.inf, np.inf], [1e200, 1.0], [np.nan, 0.0]], ids=str)
+def test_the_input_of_a_query_that_sees_nothing_never_arrives(phi, x):
+    w_a = [[1e200, -1.0]]
+    arrays = [[[1.0], [1.0]]], [[[1.0], [2.0]]], [[[1.0], [3.0]]], [x, [0.0, 0.0]], w_a, [0.5]
+    mask = [[False, False], [True, True]]
+    got = attnspec.affine_scaled_attention(*arrays, mask=mask, phi=phi)
+    np.testing.assert_allclose(got[0, 0], [0.0], atol=0)
+    P = math.e / (1 + math.e)                                          # of the second key; alpha = alpha_ma = 1/2 at x = 0
+    np.testing.assert_allclose(got[0, 1], [(1 + 2 * P) / 2], rtol=1e-15)
+    gradients = attnspec.affine_scaled_attention_backward(*arrays, [[[np.inf], [1.0]]], mask=mask, phi=phi)
+    np.testing.assert_array_equal(gradients.dx[0], [0.0, 0.0])
+    np.testing.assert_array_equal(gradients.dw_a, [[0.0, 0.0]])
+    np.testing.assert_allclose(gradients.dv, [[[(1 - P) / 2], [P / 2]]], rtol=1e-15)
+
+
+def test_a_visible_infinite_value_spoils_the_gradients_quietly():
+    arrays = [[[1.0]]], [[[1.0], [2.0]]], [[[np.inf], [3.0]]], [[1.0]], [[1.0]], [0.5]
+    for do in (0.0, 1.0):
+        assert np.isnan(attnspec.affine_scaled_attention_backward(*arrays, [[[do]]]).dq).all()

@@ -38,3 +38,8 @@ def test_derivative_by_the_weights():
 def test_weights_of_another_width_are_refused():
     with pytest.raises(ValueError, match=r"^lam: expected shape \(c,\) with c = 3 as in x, got \(4,\)$"):
         attnspec.context_broadcasting(np.ones((2, 3)), lam=np.ones(4))
+
+
+def test_infinite_tokens_spoil_the_mean_quietly():
+    np.testing.assert_array_equal(attnspec.context_broadcasting([[np.inf, 1.0], [-np.inf, 3.0]]), [[np.nan, 1.5], [np.nan, 2.5]])
+    np.testing.assert_array_equal(attnspec.context_broadcasting([[np.inf], [1.0]], lam=[0.0]), [[np.nan], [np.nan]])

@@ -235,3 +235,22 @@ def test_wrong_options_are_refused(name, option, message):
 def test_wrong_wavelets_are_refused(option, message):
     with pytest.raises(ValueError, match=message):
         attnspec.morlet_energy_gated_attention(**drawn(MORLET), **option)
+
+
+@each
+@pytest.mark.parametrize("late", [np.inf, 1e200])
+def test_a_later_inf_or_huge_token_leaves_prefix_statistics_alone(name, late):
+    arrays = drawn(name)
+    spoilt = arrays["x"].copy()
+    spoilt[-1] = late
+    got, want = (getattr(attnspec, name)(**{**arrays, "x": x}, znorm="prefix") for x in (spoilt, arrays["x"]))
+    np.testing.assert_allclose(got[:-1], want[:-1], rtol=1e-13)
+
+
+@pytest.mark.parametrize("std_floor", ["clamp", "add"])
+def test_a_later_infinite_energy_leaves_earlier_gates_alone(std_floor):
+    options = {"znorm": "prefix", "std_floor": std_floor}
+    for late in (np.inf, 1e200):
+        got = attnspec.energy_gate([[1.0, 3.0, late]], [np.log(3.0)], [0.0], [0.0], **options)
+        np.testing.assert_allclose(got[:2], [0.5, 0.75], rtol=1e-8)    # normalised energies 0 and 1, to 1e-8 with the floor added
+    assert np.isnan(attnspec.energy_gate([[1.0, 3.0, np.inf]], [1.0], [0.0], [0.0], **options)[2])

@@ -211,7 +211,7 @@ def test_derivatives_of_all_arrays(position, activation):
     ("G2", {"w_gate": np.ones((H, E, C)), "b_gate": None}, r"^w_gate: expected shape \(2 or 1, 2 or 1, c\)"),
     ("G3", {"w_gate": np.ones((HK, E, C)), "b_gate": None}, r"^w_gate: expected shape \(2 or 1, 4 or 1, c\)"),
     ("G4", {"w_gate": np.ones((HK, D, C)), "b_gate": None}, r"^w_gate: expected shape \(4 or 1, 4 or 1, c\)"),
-    ("G5", {"w_gate": np.ones((H, O, C)), "b_gate": None}, r"^w_gate: expected shape \(1 or 1, 7 or 1, c\)"),
+    ("G5", {"w_gate": np.ones((H, O, C)), "b_gate": None}, r"^w_gate: expected shape \(1, 7 or 1, c\)"),
     ("G1", {"w_gate": np.ones((H, E, C + 1))}, r"^w_gate: expected shape \(hg, g, c\) with c = 6 as in x"),
     ("G1", {"b_gate": np.ones((H, E + 1))}, r"^b_gate: "),
     ("G1", {"x_keys": X_KEYS}, r"^x_keys: expected only at positions 'G2' and 'G3'"),
@@ -227,3 +227,12 @@ def test_derivatives_of_all_arrays(position, activation):
 def test_wrong_options_are_refused(position, change, message):
     with pytest.raises(ValueError, match=message):
         attnspec.gated_attention(**{**arrays_at(position), "enable_gqa": True, **change})
+
+
+@pytest.mark.parametrize("position", ["G1", "G2", "G3", "G4"])
+def test_a_gate_that_overflows_where_nobody_looks_says_nothing(position):
+    one, x = np.ones((1, 2, 1)), np.array([[1e200, 1e200], [0.0, 0.0]])
+    mask = [[False, False], [False, True]]                             # nobody looks at token 0, which sees nothing
+    got = attnspec.gated_attention(one, one, one, x, [[[1e200, -1e200]]], position=position, activation="silu", mask=mask)
+    want = [[[0.0], [0.0]]] if position in ("G1", "G2") else [[[0.0], [1.0]]]
+    np.testing.assert_array_equal(got, want)

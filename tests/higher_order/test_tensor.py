@@ -227,3 +227,23 @@ class TestRefusals:
 
     def test_general_takes_lists_of_numbers(self):
         assert attnspec.tensor_attention_general([[1]], ([[1]], [[2]]), ([[3]], [[4]])).item() == 12.0
+
+
+class TestHugeAndInfinite:
+    HIDDEN = np.array([[[False], [True]]])
+
+    @pytest.mark.parametrize("huge", [1e200, np.inf])
+    def test_behind_the_mask(self, huge):
+        arrays = [[1e200]], [[huge], [0.0]], [[1e200]], [[huge], [3.0]], [[2.0]]
+        for function in (attnspec.tensor_attention, attnspec.two_simplicial_attention, attnspec.tensor_attention_blocked):
+            np.testing.assert_array_equal(function(*arrays, mask=self.HIDDEN), [[6.0]])
+        got = attnspec.tensor_attention_backward(*arrays, [[1.0]], mask=self.HIDDEN)
+        np.testing.assert_array_equal(got.dv1, [[0.0], [2.0]])
+        np.testing.assert_array_equal(got.dv2, [[3.0]])
+        np.testing.assert_array_equal(got.dk1, [[0.0], [0.0]])
+
+    @pytest.mark.parametrize("do", [0.0, 1.0])
+    def test_a_visible_infinite_value_spoils_the_gradients_quietly(self, do):
+        got = attnspec.tensor_attention_backward([[1.0]], [[0.0], [0.0]], [[1.0]], [[np.inf], [1.0]], [[1.0]], [[do]])
+        np.testing.assert_array_equal(got.dq, [[np.nan]])
+        np.testing.assert_array_equal(got.dv1, [[do / 2], [do / 2]])

@@ -83,3 +83,14 @@ class TestSpecialValues:
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         attnspec.tensor_attention_blocked(*ARRAYS, **options)
+
+
+@pytest.mark.parametrize("k1, v1, v2", [
+    ([np.inf, 0.0], [1.0, 2.0], [1.0]), ([0.0, 1000.0], [np.inf, 2.0], [1.0]), ([1000.0, 0.0], [1.0, np.inf], [0.0]),
+    ([0.0, 0.0], [1.0, 2.0], [np.inf]),
+], ids=["key", "value of weight 0", "value times 0", "value"])
+def test_a_visible_inf_gives_what_it_gives_in_tensor_attention(k1, v1, v2):
+    arrays = [[1.0]], np.reshape(k1, (2, 1)), [[1.0]], np.reshape(v1, (2, 1)), np.reshape(v2, (1, 1))
+    want = attnspec.tensor_attention(*arrays)
+    assert not np.isfinite(want).any()
+    np.testing.assert_array_equal(attnspec.tensor_attention_blocked(*arrays, block=1), want)

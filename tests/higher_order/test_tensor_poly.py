@@ -225,3 +225,25 @@ class TestRefusals:
     def test_shapes_of_features(self):
         with pytest.raises(ValueError, match=r"^k2: expected shape \(..., m2, d\) with d = 3 as in q, got \(4, 2\)$"):
             attnspec.tensor_poly_features(np.ones((4, 3)), np.ones((4, 3)), np.ones((4, 2)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
+def test_queries_that_see_nothing_get_zeros_whatever_they_are(bad):
+    q, k = np.array([[bad], [1.0], [1.0]]), np.ones((2, 1))
+    got = attnspec.tensor_attention_poly(q, k, k, [[1.0], [2.0]], k, causal=True)
+    np.testing.assert_allclose(got, [[0.0], [1.0], [1.5]], rtol=1e-15)
+    none = np.ones((0, 1))
+    np.testing.assert_array_equal(attnspec.tensor_attention_poly(q, none, k, none, k), np.zeros((3, 1)))
+
+
+def test_a_huge_later_key_says_nothing():
+    one = np.ones((2, 1))
+    got = attnspec.tensor_attention_poly(one, [[1.0], [1e200]], one, [[3.0], [1e200]], one, causal=True)
+    np.testing.assert_allclose(got[0], [3.0], rtol=1e-15)
+
+
+@pytest.mark.parametrize("q", [1e200, np.inf])
+def test_no_bound_where_logits_overflow(q):
+    assert attnspec.tensor_attention_poly_error([[q]], [[1e200]], [[1e200]], [[1.0]], [[1.0]]) == np.inf
+    for bad in (np.inf, np.nan):
+        assert attnspec.tensor_attention_poly_error([[bad]], [[0.0]], [[1.0]], [[1.0]], [[1.0]]) == np.inf

@@ -127,3 +127,30 @@ def test_nothing_larger_than_a_block_is_held():
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
         attnspec.blockwise_attention_backward(q, k, v, do, **options)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_the_cotangent_of_a_query_that_sees_nothing_never_arrives(bad):
+    arrays = np.ones((1, 2, 1)), np.zeros((1, 3, 1)), np.array([[[1.0], [2.0], [6.0]]])
+    got = attnspec.blockwise_attention_backward(*arrays, np.array([[[bad], [1.0]]]), mask=[[False], [True]], sink=[0.0])
+    np.testing.assert_allclose(got.dsink, [-9 / 16], rtol=1e-15)       # three keys and the sink at 1/4: out = 9/4
+    np.testing.assert_allclose(got.dv, np.full((1, 3, 1), 1 / 4), rtol=1e-15)
+    np.testing.assert_array_equal(got.dq, np.zeros((1, 2, 1)))
+
+
+@pytest.mark.parametrize("do, dv", [(0.0, 0.0), (1.0, 0.5)])
+def test_a_visible_infinite_value_spoils_the_gradients_quietly(do, dv):
+    got = attnspec.blockwise_attention_backward([[1.0]], [[0.0], [0.0]], [[np.inf], [1.0]], [[do]])
+    np.testing.assert_array_equal(got.dq, [[np.nan]])
+    np.testing.assert_array_equal(got.dv, [[dv], [dv]])
+    got = attnspec.blockwise_attention_backward([[1.0]], [[0.0], [0.0]], [[np.inf, -np.inf], [1.0, 1.0]], [[1.0, 1.0]])
+    np.testing.assert_array_equal(got.dk, [[np.nan], [np.nan]])
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": np.array([[-np.inf, 0.0]])}], ids=lambda options: " ".join(options) or "plain")
+def test_huge_and_infinite_entries_behind_the_mask(options):
+    for huge in (1e200, np.inf):
+        arrays = [[1e200]], [[huge], [0.0]], [[1e200], [3.0]], [[1e200]]
+        got = attnspec.blockwise_attention_backward(*arrays, mask=[[False, True]], **options)
+        np.testing.assert_array_equal(got.dv, [[0.0], [1e200]])
+        np.testing.assert_array_equal(got.dq, [[0.0]])

@@ -121,3 +121,10 @@ def test_complex_step_with_a_mask(name):
 def test_what_does_not_fit_is_refused(changed, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
         attnspec.multi_query_attention(**{**ARRAYS, **changed})
+
+
+def test_huge_and_infinite_entries_where_nobody_looks():
+    one = np.ones((1, 2, 1))
+    got = attnspec.multi_query_attention([[1.0, 1.0], [np.inf, -np.inf]], [[1e200, -1e200], [1.0, 2.0]], one, [[1e200], [0.0]],
+                                         [[1e200], [1.0]], one, mask=[[False, True], [False, False]])
+    np.testing.assert_array_equal(got, [[1e200, 1e200], [0.0, 0.0]])

@@ -252,3 +252,25 @@ class TestPartials:
             attnspec.merge_attention_partials([0.0, 0.0], [1.0, 1.0], np.ones((2, 1)), [0.0, 0.0], np.ones(3), np.ones((2, 1)))
         with pytest.raises(TypeError, match=r"^causal: attention_partial has no such parameter"):
             attnspec.attention_partial(q, k, v, causal=True)
+
+
+class TestInfiniteValues:
+    """A visible inf of weight 0 makes its output NaN, as in scaled dot-product attention, and quietly."""
+
+    @pytest.mark.parametrize("key_chunk", [1, 2, 3])
+    @pytest.mark.parametrize("values", [[np.inf, 1.0, 1.0], [1.0, 1.0, -np.inf]])
+    def test_of_weight_zero(self, key_chunk, values):
+        arrays = [[1.0]], [[0.0], [1000.0], [0.0]], np.reshape(values, (3, 1))
+        for got in (attnspec.online_softmax_attention(*arrays, key_chunk=key_chunk), attnspec.ring_attention(*arrays, hosts=key_chunk),
+                    attnspec.scaled_dot_product_attention(*arrays)):
+            np.testing.assert_array_equal(got, [[np.nan]])
+
+    def test_of_both_signs(self):
+        arrays = [[1.0]], [[0.0], [0.0]], [[np.inf], [-np.inf]]
+        np.testing.assert_array_equal(attnspec.online_softmax_attention(*arrays, key_chunk=1), [[np.nan]])
+
+    def test_in_partials(self):
+        merged = attnspec.merge_attention_partials([0.0], [1.0], [[np.inf]], [1000.0], [1.0], [[1.0]])
+        np.testing.assert_array_equal(merged.o, [[np.nan]])
+        np.testing.assert_array_equal([merged.m, merged.l], [[1000.0], [1.0]])
+        np.testing.assert_array_equal(attnspec.finish_attention_partial([0.0], [np.inf], [[np.inf]]).out, [[np.nan]])

@@ -108,3 +108,19 @@ class TestAttentionWeights:
             attnspec.attention_weights(q, k, softcap=-1)
         with pytest.raises(ValueError, match=r"^k: expected shape \(..., m, d\) with d = 5 as in q, got \(3, 6, 4\)$"):
             attnspec.attention_weights(q, k[..., :4])
+
+
+class TestHugeAndInfinite:
+    def test_a_product_that_overflows_behind_the_mask_says_nothing(self):
+        got = attnspec.attention_weights([[1e200]], [[1e200], [0.0]], mask=[[False, True]])
+        np.testing.assert_array_equal(got, [[0.0, 1.0]])
+
+    def test_a_tiny_softcap(self):
+        got = attention_logits(np.array([[1e20]]), np.array([[1.0], [-1.0]]), softcap=1e-300)
+        np.testing.assert_array_equal(got, [[1e-300, -1e-300]])
+
+    def test_the_scale_multiplies_the_product(self):
+        np.testing.assert_array_equal(attention_logits(np.array([[1e200]]), np.array([[1e200]]), scale=1e-300), [[np.inf]])
+
+    def test_weights_that_are_not_finite(self):
+        np.testing.assert_array_equal(weighted_values(np.array([[np.inf, 1.0]]), np.array([[0.0], [1.0]])), [[np.nan]])

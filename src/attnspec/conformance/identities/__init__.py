@@ -77,6 +77,18 @@ def identities(name: str | None = None) -> Iterable[Identity]:
     return [one for one in IDENTITIES if name is None or name in one.formulas]
 
 
+def directional(x: Drawn, function, gradients: dict[str, Any], arrays: dict[str, np.ndarray], do: np.ndarray) -> tuple[Any, Any]:
+    """sum over arrays of <gradient, direction>, and the derivative of sum(do * function(**arrays)) along these random directions.
+
+    gradients: what a backward function gave, by the name of the array; arrays without one stay where they are. The derivative is by
+    complex step, exact to rounding: the functions are analytic wherever they have a derivative.
+    """
+    directions = {name: x.normal(*arrays[name].shape) for name in gradients}
+    moved = {name: array + 1e-30j * directions[name] if name in directions else array for name, array in arrays.items()}
+    got = sum(np.sum(gradients[name] * directions[name]) for name in gradients)
+    return got, np.sum(do * function(**moved)).imag / 1e-30
+
+
 def discrepancy(one: Identity, seed: int) -> tuple[float, float]:
     """Largest difference between what an identity got and says on inputs drawn from `seed`, and the largest it may be.
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 import attnspec
-from attnspec.conformance.identities import identity
+from attnspec.conformance.identities import directional, identity
 
 PHIS = ("linear_clipping", "sigmoid")
 
@@ -159,6 +159,19 @@ def _(x):
     return np.sum(dv * arrays["v"]), np.sum(do * attnspec.affine_scaled_attention(**arrays, causal=True))
 
 
+@identity("its gradients are the derivative along any direction, by complex step", "affine_scaled_attention_backward")
+def _(x):
+    groups = int(x.rng.integers(1, 4))
+    arrays = x.arrays("affine_scaled_attention", h=groups * x.h, hk=x.h, b=2)
+    options = {"scale": x.rng.uniform(0.1, 2.0), "phi": str(x.rng.choice(PHIS)), "n_keys": str(x.rng.choice(["total", "allowed"])),
+               "mask": x.rng.random((x.n, x.m)) < 0.8, "causal": (False, "bottom-right", "top-left")[x.rng.integers(3)],
+               "enable_gqa": True}
+    do = x.normal(2, groups * x.h, x.n, x.e)
+    gradients = attnspec.affine_scaled_attention_backward(**arrays, do=do, **options)._asdict()
+    return directional(x, lambda **moved: attnspec.affine_scaled_attention(**moved, **options),
+                       {name[1:]: gradient for name, gradient in gradients.items()}, arrays, do)      # alpha_ma, which has none, stays
+
+
 # --- gated attention -----------------------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +276,18 @@ def _(x):
     return attnspec.gated_attention(**{**arrays, "position": "G3"}), attnspec.gated_attention(**{**arrays, "position": "G4"})
 
 
+@identity("a mask removes keys: attention over those that are left, and their tokens", "gated_attention")
+def _(x):
+    position = any_position(x)
+    arrays = gated(x, position, mode=str(x.rng.choice(["multiplicative", "additive"])))
+    seen = x.rng.random(x.n) < 0.6
+    seen[x.rng.integers(x.n)] = True
+    left = {**arrays, "k": arrays["k"][:, seen], "v": arrays["v"][:, seen]}
+    if position in ("G2", "G3"):
+        left["x_keys"] = arrays["x"][seen]
+    return attnspec.gated_attention(**arrays, mask=seen), attnspec.gated_attention(**left)
+
+
 # --- energy-gated attention ----------------------------------------------------------------------------------------------------------
 
 EGA = ("energy_gated_attention", "convolution_energy_gated_attention", "morlet_energy_gated_attention")
@@ -353,6 +378,13 @@ def _(x, name):
     return getattr(attnspec, name)(**{**arrays, "x": arrays["x"][:length]}, znorm="prefix"), full[:length]
 
 
+@identity("the energy of one token is <w, x> + b", "linear_energy")
+def _(x):
+    tokens, w, b = x.normal(x.n, x.d), x.normal(x.h, x.d), x.normal(x.h)
+    want = [[sum(float(a) * float(t) for a, t in zip(w[s], token, strict=True)) + float(b[s]) for token in tokens] for s in range(x.h)]
+    return attnspec.linear_energy(tokens, w, b), want
+
+
 @identity("linear energies are affine in x: e(x + y) + e(0) = e(x) + e(y)", "linear_energy")
 def _(x):
     a, b = x.normal(2, x.n, x.d)
@@ -377,13 +409,14 @@ def _(x):
 
 @identity("a later token changes no earlier energy, and a sequence that starts later only moves", "convolution_energy", "morlet_energy")
 def _(x):
-    results = []
+    results, t = [], int(x.rng.integers(1, x.n + 1))
     for name in ("convolution_energy", "morlet_energy"):
-        arrays = x.arrays(name)
-        late = np.concatenate([np.zeros((x.m, arrays["x"].shape[-1])), arrays["x"]])
-        moved = getattr(attnspec, name)(**{**arrays, "x": late})[:, x.m :]
-        results.append((moved, getattr(attnspec, name)(**arrays)))
-    return tuple(np.concatenate([result[side] for result in results]) for side in (0, 1))
+        energy, arrays = getattr(attnspec, name), x.arrays(name)
+        tokens, whole = arrays["x"], energy(**arrays)
+        results.append((energy(**{**arrays, "x": tokens[:t]}), whole[:, :t]))
+        late = np.concatenate([np.zeros((x.m, tokens.shape[-1])), tokens])
+        results.append((energy(**{**arrays, "x": late})[:, x.m :], whole))
+    return tuple(np.concatenate([result[side].ravel() for result in results]) for side in (0, 1))
 
 
 @identity("a Morlet wavelet is a pair of filters that are equal on all channels", "morlet_energy")
@@ -396,6 +429,23 @@ def _(x):
     filters = np.stack([wave.real, wave.imag])[:, None, :] + np.zeros((2, x.d, 1))
     want = attnspec.convolution_energy(tokens, filters[None], np.zeros((1, 2)))
     return attnspec.morlet_energy(tokens, omega, sigma, lengths=(length,)), want
+
+
+def wavelet_sums(y, omega, sigma, length):
+    """sum_t exp(i omega t - t^2 / (2 sigma^2 + 1e-8)) y_{j - length + 1 + t} for every j, zeros before y_0."""
+    t = np.arange(length)
+    wave = np.exp(1j * omega * t - t**2 / (2 * sigma**2 + 1e-8))
+    return np.correlate(np.concatenate([np.zeros(length - 1), y]), wave.conj(), "valid")       # np.correlate conjugates its second argument
+
+
+@identity("omega > 0.95 pi acts as 0.95 pi, sigma < 1e-3 as 1e-3, and then omega < 5/sigma as 5/sigma", "morlet_energy")
+def _(x):
+    tokens, lengths = x.normal(x.n, x.d), (5, 2 * x.m + 1, 3, 4)
+    sigma = np.array([*x.rng.uniform(6, 9, 2), *x.rng.uniform([-9, 1], [-1, 1.5])])
+    omega = np.array([np.pi * x.rng.uniform(0.96, 2), x.rng.uniform(0.1, 4.9) / sigma[1], *x.rng.uniform(0.1, 6.0, 2)])
+    limits = ((0.95 * np.pi, sigma[0]), (5 / sigma[1], sigma[1]), (5 / 1e-3, 1e-3), (5 / sigma[3], sigma[3]))    # 0.95 pi 1.5 < 5
+    want = [np.abs(wavelet_sums(tokens.mean(-1), *pair, length)) ** 2 for pair, length in zip(limits, lengths, strict=True)]
+    return attnspec.morlet_energy(tokens, omega, sigma, lengths=lengths), want
 
 
 # --- context broadcasting ------------------------------------------------------------------------------------------------------------
@@ -426,3 +476,10 @@ def _(x):
 def _(x):
     tokens = x.normal(1, x.d)
     return attnspec.context_broadcasting(tokens), tokens
+
+
+@identity("with lam: out_ic = x_ic + lam_c mean_c, linear in lam", "context_broadcasting")
+def _(x):
+    tokens, lam = x.normal(x.n, x.d), x.normal(x.d)
+    want = [[tokens[i, c] + lam[c] * (sum(tokens[:, c]) / x.n) for c in range(x.d)] for i in range(x.n)]
+    return attnspec.context_broadcasting(tokens, lam=lam), want

@@ -5,8 +5,7 @@ import math
 import numpy as np
 
 import attnspec
-from attnspec.conformance.identities import identity
-from attnspec.reference.higher_order.tensor import khatri_rao
+from attnspec.conformance.identities import directional, identity
 
 
 def sets(x, t=2, *lead):
@@ -116,6 +115,17 @@ def _(x):
     return np.concatenate([g.dq, g.dk1, g.dk2]), np.zeros((x.n + len(k1) + len(k2), x.d))
 
 
+@identity("its gradients are the derivative along any direction, by complex step", "tensor_attention_backward")
+def _(x):
+    arrays = dict(zip(("q", "k1", "k2", "v1", "v2"), pairs(x, 2), strict=True))
+    options = {"scale": x.rng.uniform(0.1, 1.0), "mask": x.rng.random((x.n, x.m, x.h)) < 0.8,
+               "causal": (False, "bottom-right", "top-left")[x.rng.integers(3)]}
+    do = x.normal(2, x.n, x.e)
+    gradients = attnspec.tensor_attention_backward(**arrays, do=do, **options)._asdict()
+    return directional(x, lambda **moved: attnspec.tensor_attention(**moved, **options), {name: gradients["d" + name] for name in arrays},
+                       arrays, do)
+
+
 @identity("tiles of any size give tensor attention", "tensor_attention_blocked")
 def _(x):
     arrays = pairs(x, 2)
@@ -132,10 +142,23 @@ def _(x):
     return np.exp(got - s.max((1, 2))), np.exp(s - s.max((1, 2), keepdims=True)).sum((1, 2))
 
 
-@identity("(A x B)^T (C x E) = (A^T C) (B^T E) for column-wise Kronecker products", "tensor_attention_poly")
+@identity("it is attention with the weights U1 (U2 x U3)^T, made of all pairs of rows of tensor_poly_features", "tensor_attention_poly")
 def _(x):
-    A, B, C, E = x.normal(x.n, x.d), x.normal(x.m, x.d), x.normal(x.n, x.e), x.normal(x.m, x.e)
-    return khatri_rao(A, B).T @ khatri_rao(C, E), (A.T @ C) * (B.T @ E)
+    q, k1, k2, v1, v2 = small(x)
+    options = {"degree": 2 * int(x.rng.integers(3)), "centre": float(x.rng.uniform(-1, 1)), "scale": float(x.rng.uniform(-1, 1)) / x.d}
+    u1, u2, u3 = attnspec.tensor_poly_features(q, k1, k2, **options)
+    w = np.einsum("ir,jr,lr->ijl", u1, u2, u3)
+    want = np.einsum("ijl,je,le->ie", w, v1, v2) / w.sum((1, 2))[:, None]
+    return attnspec.tensor_attention_poly(q, k1, k2, v1, v2, **options), want
+
+
+@identity("degree 1 at centre c is sum (1 + S - c) v1 v2 / sum (1 + S - c)", "tensor_attention_poly")
+def _(x):
+    q, k1, k2, v1, v2 = small(x)
+    c = float(x.rng.uniform(-1.0, 0.4))
+    w = 1 + np.einsum("id,jd,ld->ijl", q, k1, k2) / (2 * x.d) - c      # > 0.1, as |S| <= 1/2
+    want = np.einsum("ijl,je,le->ie", w, v1, v2) / w.sum((1, 2))[:, None]
+    return attnspec.tensor_attention_poly(q, k1, k2, v1, v2, degree=1, centre=c, scale=1 / (2 * x.d)), want
 
 
 @identity("v1 = v2 = 1 gives 1 at any degree and centre", "tensor_attention_poly")
@@ -214,6 +237,30 @@ def _(x):
     arrays = tokens(x)
     got = attnspec.two_simplicial_attention(*arrays, window1=x.n, window2=x.n + x.m)
     return got, attnspec.two_simplicial_attention(*arrays, causal=True)
+
+
+@identity("a window w is the mask p - w < j <= p, of each member of the pair", "two_simplicial_attention")
+def _(x):
+    arrays = pairs(x, 2)
+    causal = (False, "bottom-right", "top-left")[x.rng.integers(3)]
+    w1, w2 = (int(size) for size in x.rng.integers(1, 9, 2))
+    seen = []
+    for m, w in ((x.m, w1), (x.h, w2)):
+        p, j = np.arange(x.n)[:, None] + (m - x.n if causal == "bottom-right" else 0), np.arange(m)
+        seen.append((p - w < j) & (j <= p))
+    mask = seen[0][:, :, None] & seen[1][:, None, :]
+    return (attnspec.two_simplicial_attention(*arrays, window1=w1, window2=w2, causal=causal),
+            attnspec.two_simplicial_attention(*arrays, mask=mask))
+
+
+@identity("a mask removes pairs: every query has attention over the rows of both sets that it may see", "tensor_attention",
+          "two_simplicial_attention", "tensor_attention_blocked")
+def _(x):
+    q, k1, k2, v1, v2 = pairs(x)
+    a, b = x.rng.random((x.n, x.m)) < 0.7, x.rng.random((x.n, x.h)) < 0.7
+    functions = attnspec.tensor_attention, attnspec.two_simplicial_attention, attnspec.tensor_attention_blocked
+    got = [f(q, k1, k2, v1, v2, mask=a[:, :, None] & b[:, None, :]) for f in functions]
+    return got, [np.concatenate([f(q[i : i + 1], k1[a[i]], k2[b[i]], v1[a[i]], v2[b[i]]) for i in range(x.n)]) for f in functions]
 
 
 @identity("under causal the first token gets v1_0 v2_0", "two_simplicial_attention")

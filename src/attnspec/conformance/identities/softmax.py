@@ -1,12 +1,13 @@
 """Identities of the softmax family."""
 
+import dataclasses
 import functools
 import itertools
 
 import numpy as np
 
 import attnspec
-from attnspec.conformance.identities import identity
+from attnspec.conformance.identities import directional, identity
 
 
 def sigmoid(x):
@@ -31,6 +32,21 @@ def same(results, others):
     """What two named tuples hold, each as one row of numbers."""
     rows = [np.concatenate([np.ravel(part) for part in result if part is not None]) for result in (results, others)]
     return rows[0], rows[1]
+
+
+def derivative_of_attention(x, backward, **blocks):
+    """`directional` of scaled dot-product attention with grouped heads and options at random, for the gradients of `backward`."""
+    (_, k, v), groups = x.qkv(x.h), int(x.rng.integers(1, 4))
+    chosen = options(dataclasses.replace(x, h=groups * x.h))
+    arrays = {"q": x.normal(groups * x.h, x.n, x.d), "k": k, "v": v}
+    arrays |= {name: chosen.pop(name) for name in ("bias", "sink") if name in chosen}
+    do = x.normal(groups * x.h, x.n, x.e)
+    gradients = backward(**arrays, do=do, **blocks, **chosen, enable_gqa=True)._asdict()
+
+    def function(**moved):
+        return attnspec.scaled_dot_product_attention(**moved, **chosen, enable_gqa=True)
+
+    return directional(x, function, {name: gradients["d" + name] for name in arrays}, arrays, do)
 
 
 # --- scaled dot-product attention ----------------------------------------------------------------------------------------------------
@@ -132,6 +148,11 @@ def _(x):
     return np.sum(gradients.dq * q), np.sum(gradients.dk * k)
 
 
+@identity("its gradients are the derivative along any direction, by complex step", "scaled_dot_product_attention_backward")
+def _(x):
+    return derivative_of_attention(x, attnspec.scaled_dot_product_attention_backward)
+
+
 # --- multi-query attention -----------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +180,26 @@ def _(x):
     t = int(x.rng.integers(1, x.n + 1))
     step = {**a, "x": a["x"][t - 1:t], "context": a["x"][:t]}
     return attnspec.multi_query_attention(**a, causal=True)[t - 1:t], attnspec.multi_query_attention(**step)
+
+
+@identity("a mask removes keys: attention over the context that is left", "multi_query_attention")
+def _(x):
+    a = x.arrays("multi_query_attention", h=x.h)
+    seen = x.rng.random(x.m) < 0.6
+    got = attnspec.multi_query_attention(**a, mask=seen)
+    return got, attnspec.multi_query_attention(**{**a, "context": a["context"][seen]})
+
+
+@identity("a mask with a head axis hides a key from one head: that head's part of y, by itself, is without it", "multi_query_attention")
+def _(x):
+    a = x.arrays("multi_query_attention", h=x.h)
+    mask = x.rng.random((x.h, x.n, x.m)) < 0.6
+    k, v = a["context"] @ a["w_k"], a["context"] @ a["w_v"]
+    y = np.zeros((x.n, a["x"].shape[-1]))
+    for h, i in np.ndindex(x.h, x.n):
+        q_i, seen = a["x"][i : i + 1] @ a["w_q"][h], mask[h, i]
+        y[i] += (attnspec.scaled_dot_product_attention(q_i, k[seen], v[seen]) @ a["w_o"][h].T)[0]
+    return attnspec.multi_query_attention(**a, mask=mask), y
 
 
 # --- sinks ---------------------------------------------------------------------------------------------------------------------------
@@ -226,6 +267,17 @@ def _(x):
     return attnspec.softmax_one_attention(q, k, v), sigmoid(plain.lse)[..., None] * plain.out
 
 
+@identity("a mask removes keys: every query has attention over those it may see", "scaled_dot_product_attention", "softmax_one_attention",
+          "attention_with_sink")
+def _(x):
+    q, k, v = x.qkv()
+    mask, z = x.rng.random((x.n, x.m)) < 0.6, x.normal(1)
+    functions = (attnspec.scaled_dot_product_attention, attnspec.softmax_one_attention,
+                 lambda q, k, v, **options: attnspec.attention_with_sink(q[None], k[None], v[None], z, **options)[0])
+    got = [f(q, k, v, mask=mask) for f in functions]
+    return got, [np.concatenate([f(q[i : i + 1], k[mask[i]], v[mask[i]]) for i in range(x.n)]) for f in functions]
+
+
 @identity("dsink is the derivative of the gate sigma(L - z)", "scaled_dot_product_attention_backward")
 def _(x):
     q, k, v = x.qkv(x.h)
@@ -277,6 +329,12 @@ def _(x):
     query_block, key_block = (int(size) for size in x.rng.integers(1, 10, 2))
     return same(attnspec.blockwise_attention_backward(q, k, v, do, query_block=query_block, key_block=key_block, **chosen),
                 attnspec.scaled_dot_product_attention_backward(q, k, v, do, **chosen))
+
+
+@identity("its gradients are the derivative along any direction, by complex step", "blockwise_attention_backward")
+def _(x):
+    query_block, key_block = (int(size) for size in x.rng.integers(1, 10, 2))
+    return derivative_of_attention(x, attnspec.blockwise_attention_backward, query_block=query_block, key_block=key_block)
 
 
 def partials(x, pieces):
