@@ -141,6 +141,20 @@ class Formula:
         return rng.standard_normal(size)
 
 
+def quietly(function):
+    """`function` without warnings: what overflows is inf in its result, what is undefined NaN.
+
+    Most of that stands where nobody looks, behind a mask, and never arrives.
+    """
+
+    @functools.wraps(function)
+    def quiet(*args, **kwargs):
+        with np.errstate(over="ignore", invalid="ignore"):
+            return function(*args, **kwargs)
+
+    return quiet
+
+
 def formula(*, family: str, shapes: Mapping[str, str], equation: str, latex: str, source: str, status: str = "verified-code", **facts: Any):
     """Attach a record to a reference function (see `Formula`) and check and convert its arrays before each call.
 
@@ -158,7 +172,7 @@ def formula(*, family: str, shapes: Mapping[str, str], equation: str, latex: str
                 if name in bound.arguments:
                     inputs.one_of(name, bound.arguments[name], (True, False))
             bound.arguments.update(inputs.checked_arrays(record, bound.arguments))
-            return function(*bound.args, **bound.kwargs)
+            return quietly(function)(*bound.args, **bound.kwargs)
 
         signature = inspect.signature(function)
         flags = [p.name for p in signature.parameters.values() if isinstance(p.default, bool) and p.name != "causal"]

@@ -113,8 +113,7 @@ def affine_alpha(x, w_a, *, phi="linear_clipping"):
 
 def alpha_logits(x, w_a):
     """<w_a[h], x_i>, (..., h, n)."""
-    with np.errstate(over="ignore", invalid="ignore"):                 # an inf or a huge entry at a query that sees nothing
-        return w_a @ np.swapaxes(x, -1, -2)
+    return w_a @ np.swapaxes(x, -1, -2)
 
 
 @formula(
@@ -250,11 +249,10 @@ def affine_scaled_attention_backward(
     visible = np.broadcast_to(visible, A.shape)
     flipped = np.swapaxes(visible, -1, -2)
 
-    with np.errstate(over="ignore", invalid="ignore"):                 # NaN, inf and huge entries at positions that nobody sees
-        G = np.where(visible, do @ np.swapaxes(v_shared, -1, -2), 0.0)
-        D = np.sum(P * G, axis=-1, keepdims=True)
-        dS = np.where(visible, alpha[..., None] * P * (G - D), 0.0)
-        dalpha = np.sum(G * (P - 1 / N), axis=-1)
+    G = np.where(visible, do @ np.swapaxes(v_shared, -1, -2), 0.0)
+    D = np.sum(P * G, axis=-1, keepdims=True)
+    dS = np.where(visible, alpha[..., None] * P * (G - D), 0.0)
+    dalpha = np.sum(G * (P - 1 / N), axis=-1)
     scale = default_scale(scale, q)
     dq = scale * weighted_values(dS, k_shared, visible)
     dk = scale * weighted_values(np.swapaxes(dS, -1, -2), q, flipped)
@@ -265,9 +263,8 @@ def affine_scaled_attention_backward(
     z = alpha_logits(x, w_a)
     slope = alpha * (1 - alpha) if phi == "sigmoid" else np.where((z.real > -5) & (z.real < 5), 0.1, 0.0)
     sees = visible.any(axis=-1)                                        # a query that sees nothing: whatever its x is, it never arrives
-    with np.errstate(invalid="ignore"):                                # an infinite dalpha times a slope of 0
-        dz = np.where(sees, dalpha * slope, 0.0)
-        dx = np.swapaxes(dz, -1, -2) @ w_a
+    dz = np.where(sees, dalpha * slope, 0.0)
+    dx = np.swapaxes(dz, -1, -2) @ w_a
     dw_a = weighted_values(dz, x, sees)
     return AffineGradients(sum_to_shape(dq, q.shape), sum_to_shape(dk, k.shape), sum_to_shape(dv, v.shape), sum_to_shape(dx, x.shape),
                            sum_to_shape(dw_a, w_a.shape))

@@ -80,8 +80,7 @@ def linear_energy(x, w_energy, b_energy):
     >>> linear_energy([[1.0, 2.0], [3.0, 4.0]], [[1.0, -1.0]], [0.5])
     array([[-0.5, -0.5]])
     """
-    with np.errstate(over="ignore", invalid="ignore"):                 # an inf or a huge entry in a token, a later one maybe
-        return w_energy @ np.swapaxes(x, -1, -2) + b_energy[..., None]
+    return w_energy @ np.swapaxes(x, -1, -2) + b_energy[..., None]
 
 
 @formula(
@@ -101,8 +100,7 @@ def convolution_energy(x, filters, biases):
     >>> convolution_energy([[1.0], [2.0], [5.0]], [[[[-1.0, 1.0]], [[0.0, 1.0]]]], [[0.0, 0.0]])   # differences and values
     array([[ 2.,  5., 34.]])
     """
-    with np.errstate(over="ignore", invalid="ignore"):                 # as in linear_energy
-        return np.sum((causal_correlation(x, filters) + biases[..., None]) ** 2, axis=-2)
+    return np.sum((causal_correlation(x, filters) + biases[..., None]) ** 2, axis=-2)
 
 
 @formula(
@@ -130,15 +128,13 @@ def morlet_energy(x, omega, sigma, *, lengths=None, eps=1e-8):
     omega = np.where(omega.real > 0.95 * np.pi, 0.95 * np.pi, omega)
     sigma = np.where(sigma.real < 1e-3, 1e-3, sigma)
     omega = np.where((omega * sigma).real < 5, 5 / sigma, omega)
-    with np.errstate(over="ignore", invalid="ignore"):
-        y = x.mean(axis=-1, keepdims=True)
+    y = x.mean(axis=-1, keepdims=True)
     energies = []
     for s, length in enumerate(lengths):
         t, w, width = np.arange(length), omega[..., s, None], sigma[..., s, None]
         envelope = np.exp(-(t**2) / (2 * width**2 + eps))
         wavelet = np.stack([np.cos(w * t) * envelope, np.sin(w * t) * envelope], axis=-2)          # (..., 2, length)
-        with np.errstate(over="ignore", invalid="ignore"):             # as in linear_energy
-            energies.append(np.sum(causal_correlation(y, wavelet[..., None, :, None, :]) ** 2, axis=-2))
+        energies.append(np.sum(causal_correlation(y, wavelet[..., None, :, None, :]) ** 2, axis=-2))
     return np.concatenate(energies, axis=-2)
 
 
@@ -172,17 +168,15 @@ def z_normalised(e, znorm, std_floor):
     n = e.shape[-1]
     seen = np.tri(n, dtype=bool) if znorm == "prefix" else np.ones((1, n), bool)
     count = np.maximum(seen.sum(axis=-1), 1)
-    with np.errstate(over="ignore", invalid="ignore"):                 # an inf or a huge energy, of a later token maybe
-        mean = np.sum(np.where(seen, e[..., None, :], 0.0), axis=-1) / count
-        deviations = np.where(seen, e[..., None, :] - mean[..., None], 0.0)
-        variance = np.sum(deviations**2, axis=-1) / count
+    mean = np.sum(np.where(seen, e[..., None, :], 0.0), axis=-1) / count
+    deviations = np.where(seen, e[..., None, :] - mean[..., None], 0.0)
+    variance = np.sum(deviations**2, axis=-1) / count
     # The root has no derivative at 0, so it is taken only of what the floor leaves.
     if std_floor == "clamp":
         std = np.sqrt(np.where(variance.real > FLOOR**2, variance, FLOOR**2))
     else:
         std = np.where(variance.real > 0, np.sqrt(np.where(variance.real > 0, variance, 1.0)), 0.0) + FLOOR
-    with np.errstate(invalid="ignore"):                                # inf - inf, inf / inf
-        return (e - mean) / std
+    return (e - mean) / std
 
 
 @formula(
@@ -206,8 +200,7 @@ def energy_gate(energy, alpha, tau, mixing, *, znorm="sequence", std_floor="clam
     array([0.25, 0.75])
     """
     e = z_normalised(energy, znorm, std_floor)
-    with np.errstate(over="ignore", invalid="ignore"):                 # a gate of 0 or 1; 0 times an inf
-        g = sigmoid(alpha[..., None] * (e - tau[..., None]))
+    g = sigmoid(alpha[..., None] * (e - tau[..., None]))
     share = softmax_weights(mixing[..., None, :])[0]                   # (..., 1, s)
     return (share @ g)[..., 0, :]
 
@@ -217,8 +210,7 @@ def energy_gate(energy, alpha, tau, mixing, *, znorm="sequence", std_floor="clam
 
 def gated_by_energy(x, w_q, w_k, w_v, gate, scale, causal, return_weights):
     """Self-attention of x whose softmax weights are multiplied by the keys' gate (..., n) and renormalised."""
-    with np.errstate(over="ignore", invalid="ignore"):                 # an inf or a huge entry in a later token
-        q, k, v = (x @ np.swapaxes(w, -1, -2) for w in (w_q, w_k, w_v))
+    q, k, v = (x @ np.swapaxes(w, -1, -2) for w in (w_q, w_k, w_v))
     visible = visible_keys(q.shape[-2], k.shape[-2], None, causal)
     P = attention_weights(q, k, scale=scale, causal=causal)
     weighed = np.where(visible, P * gate[..., None, :], 0.0)

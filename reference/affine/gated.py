@@ -91,13 +91,11 @@ def gated_attention(
     check_gate(position, w_gate, q, k, v, w_o)
 
     tokens = x_keys if of_keys and x_keys is not None else x
-    with np.errstate(over="ignore", invalid="ignore"):                 # an inf or a huge entry where nobody may see or look
-        logits = tokens[..., None, :, :] @ np.swapaxes(w_gate, -1, -2)               # (..., hg, n or m, g)
-        gate = ACTIVATIONS[activation](logits if b_gate is None else logits + b_gate[:, None, :])
+    logits = tokens[..., None, :, :] @ np.swapaxes(w_gate, -1, -2)               # (..., hg, n or m, g)
+    gate = ACTIVATIONS[activation](logits if b_gate is None else logits + b_gate[:, None, :])
 
     def gated(Y):
-        with np.errstate(over="ignore", invalid="ignore"):
-            return Y * gate if mode == "multiplicative" else Y + gate
+        return Y * gate if mode == "multiplicative" else Y + gate
 
     q = gated(q) if position == "G4" else q
     k = gated(k) if position == "G3" else k

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnspec.reference.formula import formula
+from attnspec.reference.formula import formula, quietly
 from attnspec.reference.inputs import AttentionResult, checked_arrays, number, sum_to_shape, visible_keys
 from attnspec.reference.softmax.weights import attention_logits, softmax_weights, weighted_values
 
@@ -71,8 +71,7 @@ def khatri_rao(*factors):
     """
     product = factors[0]
     for factor in factors[1:]:
-        with np.errstate(over="ignore", invalid="ignore"):             # an inf or a huge product that nobody may see
-            pairs = product[..., :, None, :] * factor[..., None, :, :]
+        pairs = product[..., :, None, :] * factor[..., None, :, :]
         *lead, m1, m2, d = pairs.shape
         product = pairs.reshape(*lead, m1 * m2, d)
     return product
@@ -144,6 +143,7 @@ def tensor_attention(q, k1, k2, v1, v2, *, k3=None, v3=None, scale=None, mask=No
     return attend_tuples(q, keys, values, tensor_scale(scale, q), visible, return_weights)
 
 
+@quietly
 def tensor_attention_general(q, keys, values, *, scale=None, mask=None, causal=False, return_weights=False):
     """Tensor attention of any order: q (..., n, d) over tuples with one member from each set of keys and values.
 
@@ -192,9 +192,8 @@ def factor_gradients(dX, x1, x2, seen):
     m1, m2 = x1.shape[-2], x2.shape[-2]
     dX = dX.reshape(*dX.shape[:-2], m1, m2, dX.shape[-1])
     seen = seen.reshape(*seen.shape[:-1], m1, m2)[..., None]
-    with np.errstate(invalid="ignore"):                                # 0 times a visible inf
-        dx1 = np.sum(dX * np.where(seen, x2[..., None, :, :], 0.0), axis=-2)
-        dx2 = np.sum(dX * np.where(seen, x1[..., :, None, :], 0.0), axis=-3)
+    dx1 = np.sum(dX * np.where(seen, x2[..., None, :, :], 0.0), axis=-2)
+    dx2 = np.sum(dX * np.where(seen, x1[..., :, None, :], 0.0), axis=-3)
     return sum_to_shape(dx1, x1.shape), sum_to_shape(dx2, x2.shape)
 
 
@@ -226,10 +225,9 @@ def tensor_attention_backward(q, k1, k2, v1, v2, do, *, scale=None, mask=None, c
     P, _ = softmax_weights(s, visible)
     out = weighted_values(P, V, visible)
 
-    with np.errstate(over="ignore", invalid="ignore"):                 # NaN, inf and huge entries in pairs that nobody sees
-        delta = np.sum(do * out, axis=-1, keepdims=True)
-        dP = do @ np.swapaxes(V, -1, -2)
-        dS = np.where(visible & (P != 0), P * (dP - delta), 0.0)
+    delta = np.sum(do * out, axis=-1, keepdims=True)
+    dP = do @ np.swapaxes(V, -1, -2)
+    dS = np.where(visible & (P != 0), P * (dP - delta), 0.0)
     dq = scale * weighted_values(dS, K, visible)
     visible_by = np.swapaxes(visible, -1, -2)
     dK = scale * weighted_values(np.swapaxes(dS, -1, -2), q, visible_by)

@@ -63,8 +63,7 @@ def tensor_attention_blocked(q, k1, k2, v1, v2, *, block=32, scale=None, mask=No
     l = np.zeros((*lead, n, 1), np.result_type(*arrays))
     a = np.zeros((*lead, n, v1.shape[-1]), l.dtype)
     for j1 in range(m1):
-        with np.errstate(over="ignore", invalid="ignore"):             # an inf or a huge entry in a key that nobody may see
-            qk = q * k1[..., j1, None, :]
+        qk = q * k1[..., j1, None, :]
         for start in range(0, m2, block):
             T = slice(start, start + block)
             visible = sees1[:, j1, None] & sees2[:, T]
@@ -74,14 +73,12 @@ def tensor_attention_blocked(q, k1, k2, v1, v2, *, block=32, scale=None, mask=No
             new = np.maximum(m, np.max(s.real, axis=-1, keepdims=True))
             top = np.where(new == -np.inf, 0.0, new)                   # nothing seen yet: c = 0 and p = 0
             v1_seen = np.where(np.any(visible, axis=-1, keepdims=True), v1[..., j1, None, :], 0.0)
-            with np.errstate(invalid="ignore"):                        # inf - inf: a visible +inf among logits or values
-                c, p = np.exp(m - top), np.exp(s - top)
-                l = c * l + np.sum(p, axis=-1, keepdims=True)
-                a = c * a + weighted_values(p, v2[..., T, :], visible) * v1_seen
+            c, p = np.exp(m - top), np.exp(s - top)
+            l = c * l + np.sum(p, axis=-1, keepdims=True)
+            a = c * a + weighted_values(p, v2[..., T, :], visible) * v1_seen
             m = new
     empty = l == 0
-    with np.errstate(invalid="ignore"):                                # inf / inf
-        out = a / np.where(empty, 1.0, l)
+    out = a / np.where(empty, 1.0, l)
     if not return_lse:
         return out
     return AttentionResult(out, lse=np.where(empty, -np.inf, m + np.log(np.where(empty, 1.0, l)))[..., 0])

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnspec.reference.formula import formula
+from attnspec.reference.formula import formula, quietly
 from attnspec.reference.higher_order.tensor import FACTS, SHAPES, checked_like, tensor_scale
 from attnspec.reference.inputs import CAUSAL, number, one_of, whole
 
@@ -90,12 +90,11 @@ def monomials(x, alpha):
     degree = int(alpha.max(initial=0))
     powers = [np.ones_like(x)]
     product = np.ones((*x.shape[:-1], len(alpha)), x.dtype)
-    with np.errstate(over="ignore", invalid="ignore"):                 # an inf or a huge entry in a key that nobody may see
-        for _ in range(degree):
-            powers.append(powers[-1] * x)
-        tables = np.stack(powers, axis=-1)                             # (..., d, degree + 1)
-        for l in range(x.shape[-1]):
-            product = product * tables[..., l, alpha[:, l]]
+    for _ in range(degree):
+        powers.append(powers[-1] * x)
+    tables = np.stack(powers, axis=-1)                             # (..., d, degree + 1)
+    for l in range(x.shape[-1]):
+        product = product * tables[..., l, alpha[:, l]]
     return product
 
 
@@ -114,6 +113,7 @@ def factors(q, k1, k2, degree, centre, scale):
     return PolynomialFactors(weight * monomials(tensor_scale(scale, q) * q, alpha), monomials(k1, alpha), monomials(k2, alpha))
 
 
+@quietly
 def tensor_poly_features(q, k1, k2, *, degree=8, centre=0.0, scale=None):
     """The factors U1 (..., n, r), U2 (..., m1, r), U3 (..., m2, r) of a polynomial of exp(S): sum_α U1_iα U2_jα U3_lα = P(S_ijl).
 
@@ -154,14 +154,12 @@ def tensor_attention_poly(q, k1, k2, v1, v2, *, degree=8, centre=0.0, scale=None
     U1, U2, U3 = factors(q, k1, k2, degree, centre, scale)
     W1, W2 = (np.concatenate([v, np.ones((*v.shape[:-1], 1))], axis=-1) for v in (v1, v2))           # the last column gives D
     if causal is False:
-        with np.errstate(invalid="ignore"):                            # an inf in a monomial or a value, times 0
-            ND = U1 @ ((np.swapaxes(U2, -1, -2) @ W1) * (np.swapaxes(U3, -1, -2) @ W2))
+        ND = U1 @ ((np.swapaxes(U2, -1, -2) @ W1) * (np.swapaxes(U3, -1, -2) @ W2))
     else:
         columns = []
         for w1, w2 in zip(np.moveaxis(W1, -1, 0), np.moveaxis(W2, -1, 0), strict=True):
-            with np.errstate(over="ignore", invalid="ignore"):         # an inf or a huge entry in a later key or value
-                sums = running_sums(U2 * w1[..., None], last1) * running_sums(U3 * w2[..., None], last2)
-                columns.append(np.sum(U1 * sums, axis=-1))
+            sums = running_sums(U2 * w1[..., None], last1) * running_sums(U3 * w2[..., None], last2)
+            columns.append(np.sum(U1 * sums, axis=-1))
         ND = np.stack(columns, axis=-1)
     N, D = ND[..., :-1], ND[..., -1:]
     nothing = (np.minimum(last1, m1 - 1) < 0) | (np.minimum(last2, m2 - 1) < 0)
@@ -207,13 +205,11 @@ def tensor_attention_poly_error(q, k1, k2, v1, v2, *, degree=8, centre=0.0, scal
     np.float64(1.5e-05)
     """
     g, c = whole("degree", degree), number("centre", centre)
-    with np.errstate(over="ignore", invalid="ignore"):                 # where ε is infinite or NaN there is no bound
-        R = magnitude(np.asarray(tensor_scale(scale, q))) * q.shape[-1] * largest(q) * largest(k1) * largest(k2)
-        w, u = (np.where(x.real <= 0, 0.0, x) for x in (R + c, R - c))
-        below, above = (math.prod(x / s for s in range(1, g + 2)) for x in (w, u))
-        below = np.exp(w) * below                                      # exp is smallest, and ε with it largest, at z = -R
-        eps = np.where(below.real >= above.real, below, above)
+    R = magnitude(np.asarray(tensor_scale(scale, q))) * q.shape[-1] * largest(q) * largest(k1) * largest(k2)
+    w, u = (np.where(x.real <= 0, 0.0, x) for x in (R + c, R - c))
+    below, above = (math.prod(x / s for s in range(1, g + 2)) for x in (w, u))
+    below = np.exp(w) * below                                      # exp is smallest, and ε with it largest, at z = -R
+    eps = np.where(below.real >= above.real, below, above)
     small = eps.real < 1
     eps = np.where(small, eps, 0.0)
-    with np.errstate(invalid="ignore"):                                # an infinite value times 0
-        return np.where(small, 2 * eps / (1 - eps) * largest(v1) * largest(v2), np.inf)[()]
+    return np.where(small, 2 * eps / (1 - eps) * largest(v1) * largest(v2), np.inf)[()]

@@ -90,8 +90,7 @@ def dense_associative_memory_energy(state, patterns, *, degree=3, rectified=Fals
     interaction_options(degree, rectified, interaction)
     overlap = np.sum(patterns * state[..., None, :], axis=-1)
     if interaction == "exponential":
-        with np.errstate(over="ignore"):
-            return np.asarray(-np.sum(np.exp(overlap), axis=-1))
+        return np.asarray(-np.sum(np.exp(overlap), axis=-1))
     return as_float(-np.sum(power(overlap, degree, rectified), axis=-1))
 
 

@@ -65,9 +65,8 @@ def largest_norm(patterns):
 
 def margin(patterns, xi):
     """min_{j != i} <x_i - x_j, ξ_i> (..., m) of states ξ (..., m, d); infinite for a single pattern."""
-    with np.errstate(over="ignore", invalid="ignore"):                 # beyond float64; inf - inf
-        difference = patterns[..., :, None, :] - patterns[..., None, :, :]
-        products = np.sum(difference * xi[..., :, None, :], axis=-1)
+    difference = patterns[..., :, None, :] - patterns[..., None, :, :]
+    products = np.sum(difference * xi[..., :, None, :], axis=-1)
     return -largest(np.where(np.eye(patterns.shape[-2], dtype=bool), -np.inf, -products))
 
 

@@ -68,8 +68,7 @@ def log_cap(cos, d, radius, resolution):
 def log_exponential(cos, beta):
     """β cos less the largest of its row, so that a huge β overflows to -inf only."""
     nearest = largest(cos) if np.real(beta) >= 0 else -largest(-cos)
-    with np.errstate(over="ignore"):
-        return beta * (cos - nearest[..., None])
+    return beta * (cos - nearest[..., None])
 
 
 @formula(

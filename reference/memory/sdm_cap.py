@@ -114,5 +114,4 @@ def sdm_cap_intersection(cosine, *, n_bits, radius, n_locations=None, log=False,
     log_neurons = log_cap_share(c, n, d) + log_of(location_count(n_locations, n))
     if official:
         log_neurons = log_neurons + (2 - np.log(2))
-    with np.errstate(over="ignore"):
-        return log_neurons if log else np.exp(log_neurons)
+    return log_neurons if log else np.exp(log_neurons)

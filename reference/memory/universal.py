@@ -136,11 +136,9 @@ def universal_hopfield_similarity(query, memories, *, similarity="dot", eps=1e-4
         M, q = distribution("memories", M, similarity), distribution("query", q, similarity)
     q, M = q[..., :, None, :], M[..., None, :, :]
     if similarity == "euclidean":
-        with np.errstate(over="ignore", invalid="ignore"):             # inf, whose reciprocal is 0; inf - inf
-            return reciprocal(np.sum((q - M) ** 2, axis=-1))
+        return reciprocal(np.sum((q - M) ** 2, axis=-1))
     if similarity == "manhattan":
-        with np.errstate(over="ignore", invalid="ignore"):
-            return reciprocal(np.sum((q - M) * np.sign((q - M).real), axis=-1))
+        return reciprocal(np.sum((q - M) * np.sign((q - M).real), axis=-1))
     if similarity == "kl":
         return reciprocal(kl(M, q, eps))
     if similarity == "reverse_kl":
@@ -229,6 +227,5 @@ def universal_hopfield(
     w = separate(s, separation, param)
     if normalise:
         w = shares(w)
-    with np.errstate(invalid="ignore"):                                # inf times a value of 0
-        out = w @ values
+    out = w @ values
     return AttentionResult(out, w) if return_weights else out

@@ -93,8 +93,7 @@ def blockwise_attention_backward(
 
     queries, keys = chunks(n, query_block), chunks(m, key_block)
     sees = np.concatenate([sees_a_key(i, keys, n, m, mask, causal, window) for i in queries], axis=-1)
-    with np.errstate(invalid="ignore"):                                # 0 times an inf
-        D = np.where(sees, np.sum(do * out, axis=-1), 0.0)
+    D = np.where(sees, np.sum(do * out, axis=-1), 0.0)
     dQ, dK, dV = ([0.0] * len(blocks) for blocks in (queries, keys, keys))
     dbias = None if bias is None else np.zeros(bias.shape, np.result_type(D, L))
     for I, i in enumerate(queries):
@@ -102,12 +101,11 @@ def blockwise_attention_backward(
             q_i, k_j, do_i = q[..., i, :], k_shared[..., j, :], do[..., i, :]
             s = attention_logits(q_i, k_j, scale, softcap)
             visible = visible_block(i, j, n, m, mask, causal, window)
-            with np.errstate(over="ignore", invalid="ignore"):         # NaN, inf and huge entries at positions that nobody sees
-                logits = np.where(visible, s if bias is None else s + block_of(bias, i, j, n, m), -np.inf)
-                P = np.where(visible, np.exp(logits - L[..., i, None]), 0.0)
-                dP = do_i @ np.swapaxes(v_shared[..., j, :], -1, -2)
-                dS = np.where(visible & (P != 0), P * (dP - D[..., i, None]), 0.0)
-                dX = dS * np.where(visible, 1 - (s / softcap) ** 2, 0.0) if softcap else dS      # of the logits before the softcap
+            logits = np.where(visible, s if bias is None else s + block_of(bias, i, j, n, m), -np.inf)
+            P = np.where(visible, np.exp(logits - L[..., i, None]), 0.0)
+            dP = do_i @ np.swapaxes(v_shared[..., j, :], -1, -2)
+            dS = np.where(visible & (P != 0), P * (dP - D[..., i, None]), 0.0)
+            dX = dS * np.where(visible, 1 - (s / softcap) ** 2, 0.0) if softcap else dS      # of the logits before the softcap
             dQ[I] = dQ[I] + scale * weighted_values(dX, k_j, visible)
             dK[J] = dK[J] + scale * weighted_values(np.swapaxes(dX, -1, -2), q_i, np.swapaxes(visible, -1, -2))
             dV[J] = dV[J] + weighted_values(np.swapaxes(P, -1, -2), do_i, np.swapaxes(visible, -1, -2))

@@ -68,12 +68,10 @@ def multi_query_attention(x, context, w_q, w_k, w_v, w_o, *, scale=None, mask=No
     >>> multi_query_attention(x, [[3.0, 5.0]], two, one, one, two)
     array([[ 6., 10.]])
     """
-    with np.errstate(over="ignore", invalid="ignore"):                 # an inf or a huge entry where nobody may see or look
-        Q, K, V = x[..., None, :, :] @ w_q, (context @ w_k)[..., None, :, :], (context @ w_v)[..., None, :, :]
+    Q, K, V = x[..., None, :, :] @ w_q, (context @ w_k)[..., None, :, :], (context @ w_v)[..., None, :, :]
     s = attention_logits(Q, K, scale)
     visible = visible_keys(x.shape[-2], context.shape[-2], mask, causal)
     P, _ = softmax_weights(s, visible)
     O = weighted_values(P, V, visible)
-    with np.errstate(invalid="ignore"):                                # an inf among the outputs
-        y = np.sum(O @ np.swapaxes(w_o, -1, -2), axis=-3)
+    y = np.sum(O @ np.swapaxes(w_o, -1, -2), axis=-3)
     return AttentionResult(y, P) if return_weights else y

@@ -97,9 +97,8 @@ def fold_block(state, s, v, visible):
     s = np.where(visible, s, -np.inf)
     m_new = larger(m, largest(s))
     shift = finite_shift(m_new)
-    with np.errstate(invalid="ignore"):                                # inf - inf: a visible +inf among logits or values
-        a, e = np.exp(m - shift), np.exp(s - shift[..., None])
-        return AttentionPartial(m_new, l * a + np.sum(e, axis=-1), o * a[..., None] + weighted_values(e, v, visible))
+    a, e = np.exp(m - shift), np.exp(s - shift[..., None])
+    return AttentionPartial(m_new, l * a + np.sum(e, axis=-1), o * a[..., None] + weighted_values(e, v, visible))
 
 
 @formula(
@@ -224,9 +223,8 @@ def merge_attention_partials(m1, l1, o1, m2, l2, o2):
     """
     m = larger(m1, m2)
     shift = finite_shift(m)
-    with np.errstate(invalid="ignore"):                                # inf - inf: a +inf among logits or values
-        a1, a2 = np.exp(m1 - shift), np.exp(m2 - shift)
-        return AttentionPartial(m, l1 * a1 + l2 * a2, o1 * a1[..., None] + o2 * a2[..., None])
+    a1, a2 = np.exp(m1 - shift), np.exp(m2 - shift)
+    return AttentionPartial(m, l1 * a1 + l2 * a2, o1 * a1[..., None] + o2 * a2[..., None])
 
 
 @formula(
@@ -250,6 +248,5 @@ def finish_attention_partial(m, l, o):
     (array([[1.5]]), array([4.]))
     """
     empty = l == 0
-    with np.errstate(invalid="ignore"):                                # inf / inf
-        out = o / np.where(empty, 1.0, l)[..., None]
-        return AttentionResult(out, lse=np.where(empty, -np.inf, m + np.log(np.where(empty, 1.0, l))))
+    out = o / np.where(empty, 1.0, l)[..., None]
+    return AttentionResult(out, lse=np.where(empty, -np.inf, m + np.log(np.where(empty, 1.0, l))))

@@ -115,14 +115,13 @@ def scaled_dot_product_attention_backward(
     s = attention_logits(q, k_shared, scale, softcap)
     visible = np.broadcast_to(visible_keys(s.shape[-2], s.shape[-1], mask, causal, window), s.shape if mask is None else
                               np.broadcast_shapes(s.shape, mask.shape))
-    with np.errstate(over="ignore", invalid="ignore"):                 # NaN, inf and huge entries at positions that nobody sees
-        P, L = softmax_weights(s if bias is None else s + bias, visible, sink)
-        out = weighted_values(P, v_shared, visible)
-        do = np.broadcast_to(do, np.broadcast_shapes(do.shape, out.shape))
-        D = np.where(np.any(visible, axis=-1, keepdims=True), np.sum(do * out, axis=-1, keepdims=True), 0.0)
-        dP = do @ np.swapaxes(v_shared, -1, -2)
-        dS = np.where(visible & (P != 0), P * (dP - D), 0.0)
-        dX = dS * np.where(visible, 1 - (s / softcap) ** 2, 0.0) if softcap else dS      # of the logits before the softcap
+    P, L = softmax_weights(s if bias is None else s + bias, visible, sink)
+    out = weighted_values(P, v_shared, visible)
+    do = np.broadcast_to(do, np.broadcast_shapes(do.shape, out.shape))
+    D = np.where(np.any(visible, axis=-1, keepdims=True), np.sum(do * out, axis=-1, keepdims=True), 0.0)
+    dP = do @ np.swapaxes(v_shared, -1, -2)
+    dS = np.where(visible & (P != 0), P * (dP - D), 0.0)
+    dX = dS * np.where(visible, 1 - (s / softcap) ** 2, 0.0) if softcap else dS      # of the logits before the softcap
     scale = default_scale(scale, q)
     dq = scale * weighted_values(dX, k_shared, visible)
     dk = scale * weighted_values(np.swapaxes(dX, -1, -2), q, np.swapaxes(visible, -1, -2))

@@ -22,17 +22,17 @@ the mask, which turns -inf into -c and leaks; subtracting the maximum over maske
 
 import numpy as np
 
-from attnspec.reference.formula import formula
+from attnspec.reference.formula import formula, quietly
 from attnspec.reference.inputs import default_scale, grouped_heads, number, visible_keys
 
 
+@quietly
 def attention_logits(q, k, scale=None, softcap=None, bias=None):
     """Logits s (..., n, m) of q (..., n, d) and k (..., m, d), before any mask."""
-    with np.errstate(over="ignore", invalid="ignore"):                 # an inf or a huge entry in a key that nobody may see
-        s = default_scale(scale, q) * (q @ np.swapaxes(k, -1, -2))
-        if softcap is not None and 0 < number("softcap", softcap, least=0).real < np.inf:
-            s = softcap * np.tanh(s / softcap)
-        return s if bias is None else s + bias
+    s = default_scale(scale, q) * (q @ np.swapaxes(k, -1, -2))
+    if softcap is not None and 0 < number("softcap", softcap, least=0).real < np.inf:
+        s = softcap * np.tanh(s / softcap)
+    return s if bias is None else s + bias
 
 
 def largest(x):
@@ -41,6 +41,7 @@ def largest(x):
     return np.take_along_axis(x, np.argmax(x.real, axis=-1)[..., None], axis=-1)[..., 0]
 
 
+@quietly
 def softmax_weights(s, visible=True, sink=None):
     """Weights P (..., n, m) and log-sum-exp L (..., n) of logits s; sink: one more logit per head, (h,), whose value is 0.
 
@@ -52,21 +53,20 @@ def softmax_weights(s, visible=True, sink=None):
     z = np.asarray(-np.inf if sink is None else sink)[..., None, None]
     top = np.maximum(np.max(s.real, axis=-1, keepdims=True, initial=-np.inf), z.real)
     top = np.where(top == -np.inf, 0.0, top)
-    with np.errstate(invalid="ignore"):                                # inf - inf: a visible logit of +inf makes its row NaN
-        e = np.exp(s - top)
-        total = np.sum(e, axis=-1, keepdims=True) + np.exp(z - top)
+    e = np.exp(s - top)
+    total = np.sum(e, axis=-1, keepdims=True) + np.exp(z - top)
     empty = total == 0
     L = np.where(empty, -np.inf, top + np.log(np.where(empty, 1.0, total)))
     return np.where(visible, e / np.where(empty, 1.0, total), 0.0), L[..., 0]     # 0 also where the rest of a row is NaN
 
 
+@quietly
 def weighted_values(A, v, visible=True):
     """A @ v for weights A (..., n, m) and values v (..., m, e), in which nothing of an unseen value arrives, NaN and inf included."""
-    with np.errstate(invalid="ignore"):                                # a visible inf of weight 0 makes its output NaN
-        if np.all(np.isfinite(v)):
-            return A @ v
-        terms = A[..., :, :, None] * np.where(np.asarray(visible)[..., None], v[..., None, :, :], 0.0)
-        return np.sum(terms, axis=-2)
+    if np.all(np.isfinite(v)):
+        return A @ v
+    terms = A[..., :, :, None] * np.where(np.asarray(visible)[..., None], v[..., None, :, :], 0.0)
+    return np.sum(terms, axis=-2)
 
 
 @formula(
