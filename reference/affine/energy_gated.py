@@ -128,7 +128,7 @@ def morlet_energy(x, omega, sigma, *, lengths=None, eps=1e-8):
     omega = np.where(omega.real > 0.95 * np.pi, 0.95 * np.pi, omega)
     sigma = np.where(sigma.real < 1e-3, 1e-3, sigma)
     omega = np.where((omega * sigma).real < 5, 5 / sigma, omega)
-    y = x.mean(axis=-1, keepdims=True)
+    y = x.sum(axis=-1, keepdims=True) / max(x.shape[-1], 1)
     energies = []
     for s, length in enumerate(lengths):
         t, w, width = np.arange(length), omega[..., s, None], sigma[..., s, None]
@@ -139,6 +139,8 @@ def morlet_energy(x, omega, sigma, *, lengths=None, eps=1e-8):
 
 
 def wavelet_lengths(lengths, s):
+    if s == 0:
+        raise ValueError("omega: expected at least one wavelet, got none")
     if lengths is None:
         return tuple(2 ** (scale + 2) - 1 for scale in range(s))
     try:

@@ -48,7 +48,7 @@ import numpy as np
 
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import AttentionResult, number, visible_keys, whole
-from attnspec.reference.memory.numerics import log1p
+from attnspec.reference.numerics import log1p
 from attnspec.reference.softmax.scaled_dot_product import scaled_dot_product_attention_backward
 from attnspec.reference.softmax.weights import attention_logits, largest, softmax_weights, weighted_values
 

@@ -51,7 +51,7 @@ import numpy as np
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import number, one_of
 from attnspec.reference.memory.hopfield import inverse_temperature
-from attnspec.reference.memory.numerics import LARGEST_LOG, exp_or_inf, norm, reciprocal
+from attnspec.reference.numerics import LARGEST_LOG, exp_or_inf, norm, reciprocal
 from attnspec.reference.softmax.weights import largest
 
 FORMS = ("margin", "distance", "separation")

@@ -37,10 +37,10 @@ import numpy as np
 
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import AttentionResult, one_of, whole
-from attnspec.reference.memory.numerics import unit
 from attnspec.reference.memory.sdm import fitted_beta, require_radius, require_width
 from attnspec.reference.memory.sdm_cap import sdm_cap_intersection
 from attnspec.reference.memory.sdm_circle import sdm_circle_intersection
+from attnspec.reference.numerics import unit
 from attnspec.reference.softmax.weights import largest, softmax_weights, weighted_values
 
 WEIGHTINGS = ("circle", "cap", "exponential")

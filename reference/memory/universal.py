@@ -52,7 +52,7 @@ import numpy as np
 
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import AttentionResult, number, one_of
-from attnspec.reference.memory.numerics import log1p, reciprocal, shares, unit
+from attnspec.reference.numerics import log1p, reciprocal, shares, unit
 from attnspec.reference.softmax.weights import softmax_weights
 
 SIMILARITIES = (

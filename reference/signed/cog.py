@@ -18,6 +18,7 @@ Conventions. sign(0) = 0, yet a logit of zero still counts exp(0) = 1 in the nor
 no key gets zeros (the official code gives NaN). The derivative does not exist where p_ij = 0.
 normaliser="nonzero" is the authors' analysis code (Easy-Transformer): keys are masked by p = 0, zeros do not count in the normaliser,
 to which 1e-6 exp(max|p|) is added, so that sum_j |A_ij| falls short of 1 by about 1e-6.
+In the authors' models only the middle layers are of this kind: the first and the last use ordinary softmax, chosen block by block.
 
 Identities. sum_j |A_ij| = 1 where no logit is 0. Where all p > 0 it is softmax attention. -q_i in place of q_i flips the sign of row i.
 scale = 0 gives A = 0. Adding a constant to all logits does change the weights, unlike with softmax.
@@ -70,7 +71,7 @@ def cog_weights(p, mask=None, *, normaliser="visible"):
         total = np.sum(np.where(sign == 0, 0.0, e), axis=-1, keepdims=True) + 1e-6
     else:
         total = np.sum(e, axis=-1, keepdims=True)
-    return np.where(visible, sign * e, 0.0) / np.where(total == 0, 1.0, total)    # NaN behind the mask stays there
+    return np.where(visible, sign * e / np.where(total == 0, 1.0, total), 0.0)    # 0 behind the mask also where the row is NaN
 
 
 @formula(
@@ -133,10 +134,9 @@ def cog_attention_backward(q, k, v, do, *, scale=None, mask=None, causal=False, 
     P = g * A
     visible = np.broadcast_to(visible, A.shape)
     D = np.sum(do * out, axis=-1, keepdims=True)
-    with np.errstate(invalid="ignore"):                                # NaN and inf at positions that nobody sees
-        dP = g * (do @ np.swapaxes(v_shared, -1, -2))
-        # A logit of 0 has weight 0 but counts 1 in the normaliser; g = 0 drops it, as sign(p) has no derivative there.
-        dp = np.where(visible & (P != 0), g * P * (dP - D), 0.0)
+    dP = g * (do @ np.swapaxes(v_shared, -1, -2))
+    # A logit of 0 has weight 0 but counts 1 in the normaliser; g = 0 drops it, as sign(p) has no derivative there.
+    dp = np.where(visible & (P != 0), g * P * (dP - D), 0.0)
     scale = default_scale(scale, q)
     dq = scale * weighted_values(dp, k_shared, visible)
     dk = scale * weighted_values(np.swapaxes(dp, -1, -2), q, np.swapaxes(visible, -1, -2))

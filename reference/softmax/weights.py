@@ -41,6 +41,12 @@ def largest(x):
     return np.take_along_axis(x, np.argmax(x.real, axis=-1)[..., None], axis=-1)[..., 0]
 
 
+def row_maximum(X, visible):
+    """The largest visible entry of each row, 0 where there is none."""
+    top = largest(np.where(visible, X, -np.inf))
+    return np.where(top.real == -np.inf, 0.0, top)
+
+
 @quietly
 def softmax_weights(s, visible=True, sink=None):
     """Weights P (..., n, m) and log-sum-exp L (..., n) of logits s; sink: one more logit per head, (h,), whose value is 0.

@@ -16,10 +16,13 @@ Source: duality of entropic transport as in Peyré, Cuturi, "Computational Optim
 these potentials; the iterations are those of arXiv:2110.11773, section 3. The two values were not taken from any author's code.
 
 Conventions. Potentials are in the units of the scores and belong to P = exp((S + u + v) / eps), as in Sinkhorn's iterations here.
-The mass term eps (1 - sum K) is 0 after any row or column step of `sinkhorn_potentials`, where K has mass 1 and the dual value is
-<mu, u> + <nu, v>; without it that sum alone bounds nothing, as it grows without limit with u. Gauge: (u + c, v - c) has the same value.
+The mass term eps (1 - sum K) is 0 after any row or column step of `sinkhorn_potentials` (key_marginal="valid"), where K has mass 1 and
+the dual value is <mu, u> + <nu, v>; without it that sum alone bounds nothing, as it grows without limit with u. Gauge: (u + c, v - c)
+has the same value.
 With the entropy taken as KL(P | mu x nu), as often elsewhere, potentials are u + eps log n and v + eps log m, and both values grow by
 eps (log n + log m). A masked key, and a position with a score of -inf, carry no mass; nu is 1/(number of real keys).
+There is no duality for key_marginal="all" where keys are masked: rows then hold more mass than columns, no plan has both marginals, and
+<mu, u> + <nu, v> grows without limit along (u + c, v - c). `sinkhorn_potentials` gives the potentials of its steps all the same.
 Values of plans without the marginals mu and nu can be computed, but are bounded by nothing.
 
 Identities. Weak duality, with the gap above. Each half-step raises the dual value (it maximises it over u, or over v). At convergence
@@ -35,7 +38,7 @@ import numpy as np
 
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import number
-from attnspec.reference.transport.sinkhorn import plan_of, solve, transport_problem
+from attnspec.reference.transport.sinkhorn import solve, transport_problem
 
 
 class SinkhornPotentials(NamedTuple):
@@ -83,15 +86,15 @@ def sinkhorn_dual_value(scores, u, v, *, eps=1.0, key_mask=None):
 
     u, v: any real numbers, in the units of the scores.  eps: > 0, the strength of the entropy.
     key_mask: bool, broadcastable to (..., m), True = a real key; the others have no mass, and their v counts for nothing.
-    -inf where the exponentials overflow. Raises ValueError where shapes do not match or eps is not positive, naming the argument.
+    -inf where the exponentials overflow. Raises ValueError where shapes do not match or eps is not positive and finite, naming it.
 
     >>> float(sinkhorn_dual_value([[2.0, 2.0]], [-2.0], [np.log(0.5), np.log(0.5)]).round(12))     # one plan, (1/2, 1/2): it is reached
     -2.69314718056
     """
     problem = transport_problem(scores, eps, key_mask)
     real = True if key_mask is None else key_mask
-    with np.errstate(over="ignore"):
-        mass = np.sum(plan_of(problem, u, v), axis=(-2, -1))
+    X = (problem.S + u[..., :, None] + v[..., None, :]) / problem.eps
+    mass = np.sum(np.exp(np.where(problem.visible, X, -np.inf)), axis=(-2, -1))
     mu_u = np.sum(u, axis=-1) / problem.rows
     nu_v = np.sum(np.where(real, v, 0.0) / problem.columns, axis=-1)
     return mu_u + nu_v + problem.eps * (1 - mass)
@@ -118,12 +121,13 @@ def sinkhorn_primal_value(plan, scores, *, eps=1.0):
     """Primal value (...) of a plan P (..., n, m) for scores S (..., n, m), S = -cost: transport cost minus eps times the entropy.
 
     plan: entries >= 0; where they are 0 the score does not matter.  eps: > 0, the strength of the entropy.
-    Raises ValueError where shapes do not match, for a negative entry of the plan or an eps that is not positive, naming the argument.
+    Raises ValueError where shapes do not match, for a negative entry of the plan, or an eps that is not positive and finite, naming
+    the argument.
 
     >>> float(sinkhorn_primal_value([[0.5, 0.5]], [[2.0, 2.0]]).round(12))
     -2.69314718056
     """
-    eps = number("eps", eps, above=0)
+    eps = number("eps", eps, above=0, finite=True)
     if np.any(plan.real < 0):
         raise ValueError(f"plan: expected entries >= 0, got {plan.real.min()}")
     used = plan != 0

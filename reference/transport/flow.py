@@ -24,10 +24,12 @@ Source: Wu et al., "Flowformer: Linearizing Transformers with Conservation Flows
 Conventions. The clipping is the code's, "for stability": 1 in the core code, 5 in the vision and the causal language code, 10 in the
 causal reinforcement-learning code, none in the time-series and the Long Range Arena code. It does more than that: O^ has the mean n/m, so
 for n = m a clip of 1 binds for about half of the sources, which then all compete alike, and for n > m for nearly all of them.
-The vision code adds 1e-6 once more to each of the four flows (flow_eps). The Long Range Arena code has phi(x) = relu(x) + 1e-6 and takes
-the softmax of the competition over the heads, not the sources (feature="relu", competition="heads", clip=None together reproduce it).
+The vision code adds 1e-6 once more to each of the four flows (flow_eps); this is after that code, but no golden vector of it is among
+those that this package is checked against. The Long Range Arena code has phi(x) = relu(x) + 1e-6 and takes the softmax of the
+competition over the heads, not the sources (feature="relu", competition="heads", clip=None together reproduce it).
 There are no masks; causal C_j is normalised over the prefix of source j, so the last row is not the row of the bidirectional form.
-No keys: zeros. The derivative does not exist where O^ = clip, nor with relu where an entry is 0.
+Heads that compete are those of q, k and v broadcast together. A flow below 1e-300 counts as none, so that features that underflow give
+zeros and no infinities where eps = 0. No keys: zeros. The derivative does not exist where O^ = clip, nor with relu where an entry is 0.
 
 Identities (with eps = 0 where flows are meant). sum_i I^_i = m: every source gives 1. sum_j O^_j = n: every sink takes 1. sum_j C_j = m.
 o is linear in v. Permuting keys and values together changes nothing. One query and one key: o = sigma(1) v. The causal form never looks
@@ -61,8 +63,8 @@ def flow(x, total, eps):
 
 
 def per(x):
-    """1 / x, and 0 where nothing flows because there are no sources or no sinks."""
-    nothing = x == 0
+    """1 / x, and 0 where nothing flows: there are no sources or no sinks, or their features have underflowed."""
+    nothing = x.real < 1e-300
     return np.where(nothing, 0.0, 1 / np.where(nothing, 1.0, x))
 
 
@@ -111,8 +113,10 @@ def flow_attention(q, k, v, *, eps=1e-6, flow_eps=0.0, clip=1.0, feature="sigmoi
     O = per(flow(k, np.sum(q, axis=-2, keepdims=True), eps) + flow_eps)
     I_hat = flow(q, np.sum(k * O[..., None], axis=-2, keepdims=True), eps) + flow_eps
     O_hat = clipped(flow(k, np.sum(q * I[..., None], axis=-2, keepdims=True), eps) + flow_eps, clip)
-    if one_of("competition", competition, COMPETITIONS) == "heads" and O_hat.ndim < 2:
-        raise ValueError(f"competition: 'heads' expects a head axis, q (..., h, n, d) and k (..., h, m, d), got {q.shape} and {k.shape}")
+    if one_of("competition", competition, COMPETITIONS) == "heads":
+        O_hat = np.broadcast_to(O_hat, (*np.broadcast_shapes(O_hat.shape[:-1], v.shape[:-2]), m))      # heads of the values compete too
+        if O_hat.ndim < 2:
+            raise ValueError(f"competition: 'heads' expects a head axis, q (..., h, n, d), k (..., h, m, d), got {q.shape} and {k.shape}")
     C = m * share(O_hat, axis=-1 if competition == "sources" else -2)
     allocation = sigmoid(I_hat * (n / max(m, 1)))
     out = allocation[..., None] * ((q * I[..., None]) @ (np.swapaxes(k, -1, -2) @ (v * C[..., None])))

@@ -30,10 +30,16 @@ results for longer sequences. c is the package's schedulable goat_prior_scale; i
 A grid (H, W), with `cls` for a class token in front, gives each position j the row y and column x of its patch: y has the first
 R - R//2 frequencies, x the others (and M alike). The class token has no coordinates: its features are zero, and so is its relative
 prior with everything; in N and [j = 0] positions are counted along the sequence, class token included.
-causal: False, "bottom-right" (or True) or "top-left"; query i then stands at position i + m - n, or at i, if no query_offset is given.
-mask True = may attend, the opposite of the package's. A query that sees no key gets zeros from every head.
+Under a causal mask a query sees the keys whose positions are not beyond its own, positions that the offsets give: keys begin at
+key_offset, queries at query_offset, and where that is not given, at key_offset + m - n for "bottom-right" (or True) and at key_offset
+for "top-left". So the two differ only where there is no query_offset. Offsets may be negative, but not on a grid, nor those of keys
+whose u_j is to be computed.
+mask True = may attend, the opposite of the package's. A query that sees no key gets zeros from every head. A u_j of -inf hides the key,
+however far the gate is closed.
+The grid is after the package's code like the rest, but no golden vector of it is among those that this package is checked against.
 Not covered: the package's additive masks, its limits (1e6 on a and b, 80 on additive masks), its float32 positions, offsets of
-grids, and the appended tokens of add_bias_kv and add_zero_attn.
+grids, the appended tokens of add_bias_kv and add_zero_attn, its initialisations (a seeded one with the slopes of ALiBi, a uniform one)
+and the factories for_gpt, for_vit and for_bert, which choose R, M and an initialisation.
 
 Identities. K shifted by a constant of the row changes nothing. a = b = 0 without u is scaled dot-product attention on D_c coordinates.
 R = 0 with a zero network is ALiBi. The relative part depends on i - j alone. <q~, k~> = l. prior_scale = 0 removes u.
@@ -49,7 +55,8 @@ import numpy as np
 
 from attnspec.reference.activations import sigmoid, silu
 from attnspec.reference.formula import formula
-from attnspec.reference.inputs import CAUSAL, AttentionResult, number, one_of, visible_keys, whole
+from attnspec.reference.inputs import CAUSAL, MOST, AttentionResult, number, one_of, whole
+from attnspec.reference.numerics import norm
 from attnspec.reference.transport.prior import prior_attention
 
 SOURCE = "arXiv:2601.15380, section 4, and the package goat-attention 0.1.1"
@@ -78,7 +85,6 @@ def phases(positions, w, grid, cls):
 
     Raises ValueError where the grid is no pair of sizes, or a position lies outside of it.
     """
-    one_of("cls", cls, (False, True))
     if grid is None:
         if cls:
             raise ValueError("cls: expected a grid with the class token, got grid=None")
@@ -98,14 +104,20 @@ def phases(positions, w, grid, cls):
 
 
 def sequence_positions(n, m, causal, query_offset, key_offset):
-    """Positions (n,) of the queries and (m,) of the keys; without a query_offset they stand where the causal mask has them."""
+    """Positions (n,) of the queries and (m,) of the keys."""
     one_of("causal", causal, CAUSAL)
-    key_offset = whole("key_offset", key_offset)
+    key_offset = whole("key_offset", key_offset, least=-MOST)
     if query_offset is None:
         query_offset = key_offset + (m - n if causal in (True, "bottom-right") else 0)
     else:
-        query_offset = whole("query_offset", query_offset)
+        query_offset = whole("query_offset", query_offset, least=-MOST)
     return query_offset + np.arange(n), key_offset + np.arange(m)
+
+
+def at_positions(i, j, mask, causal):
+    """The mask, and under a causal one only keys at positions j (m,) that are not beyond those of the queries i (n,)."""
+    visible = (j <= i[:, None]) | (causal is False)
+    return visible if mask is None else visible & mask
 
 
 # --- the prior -----------------------------------------------------------------------------------------------------------------------
@@ -217,7 +229,7 @@ def prior_gate(q_content, gate_scale, gate_bias):
         raise ValueError("gate_scale: expected together with gate_bias, got one of the two")
     if gate_scale is None:
         return np.ones(q_content.shape[:-1])
-    size = np.sqrt(np.sum(q_content**2, axis=-1))
+    size = norm(q_content)[..., 0]
     return sigmoid(gate_bias[:, None] - softplus(gate_scale)[:, None] * size)
 
 
@@ -281,6 +293,7 @@ def goat_augmented_qk(
     wants the queries times sqrt(d).
     a, b, u, gate_scale, gate_bias, query_offset, key_offset, position_base, grid, cls, enable_gqa: as in `goat_head_attention`.
     causal: only says where the queries stand if there is no query_offset; the mask is the caller's.
+    u must be finite where a gate may close.
     Raises ValueError where shapes do not match, the positional coordinates leave no room, or an option is out of range, naming the
     argument.
 
@@ -327,7 +340,8 @@ def goat_head_attention(
     Only the first D_c = d - 2R - 1 coordinates of q and k count (d - 2R without u).
     a, b (hk, R): weights of the waves of i - j, R = 0 for none.  u (hk, m): the keys' own log prior, as `goat_key_prior` gives it; None
     for none.  gate_scale, gate_bias (h,): both or none; with them each query weighs the prior by its own size.
-    mask: bool, broadcastable to (..., h, n, m), True = may attend.  causal: False, "bottom-right" (or True) or "top-left".
+    mask: bool, broadcastable to (..., h, n, m), True = may attend.  causal: False, "bottom-right" (or True) or "top-left": a query sees
+    the keys at its own position and before it.
     query_offset: position of the first query; None for key_offset + m - n where causal is bottom-right, else key_offset.
     key_offset: position of the first key.  position_base: 1/base is the lowest of the R frequencies.
     grid: (height, width) of the patches that positions count row by row.  cls: position 0 is a class token, the patches follow.
@@ -345,7 +359,8 @@ def goat_head_attention(
     D_c = content_width(q.shape[-1], a, u)
     q, k = q[..., :D_c], k[..., :D_c]
     g = prior_gate(q, gate_scale, gate_bias)[..., None]
-    return prior_attention(q, k, v, g * K, mask=mask, causal=causal, enable_gqa=enable_gqa, return_weights=return_weights)
+    prior = np.where(K.real == -np.inf, -np.inf, g * np.where(K.real == -np.inf, 0.0, K))
+    return prior_attention(q, k, v, prior, mask=at_positions(i, j, mask, causal), enable_gqa=enable_gqa, return_weights=return_weights)
 
 
 # --- the whole layer -----------------------------------------------------------------------------------------------------------------
@@ -373,8 +388,7 @@ def draw_layer(sizes, rng):
 
 def projected(x, w, b):
     """Heads (..., h, n, d) of x (..., n, c)."""
-    with np.errstate(invalid="ignore"):                                # an inf in a key that nobody may see
-        return np.einsum("...nc,hdc->...hnd", x, w) + b[:, None, :]
+    return np.einsum("...nc,hdc->...hnd", x, w) + b[:, None, :]
 
 
 @formula(
@@ -421,9 +435,11 @@ def goat_attention(
     if (given or recency is not None) and len(given) < len(network):
         missing = [name for name in network if name not in given]
         raise ValueError(f"{missing[0]}: expected all of {', '.join(network)} or none, got {', '.join(given) or 'recency'}")
-    visible = visible_keys(n, m, mask, causal)
     if key_mask is not None:
-        visible = visible & (key_mask[..., None, None, :] if key_mask.ndim else key_mask)
+        keys = key_mask[..., None, None, :] if key_mask.ndim else key_mask
+        mask = keys if mask is None else mask & keys
+    if w1 is not None:
+        whole("key_offset", key_offset)
 
     q, k, v = projected(q_input, w_q, b_q), projected(k_input, w_k, b_k), projected(v_input, w_v, b_v)
     _, j = sequence_positions(n, m, causal, query_offset, key_offset)
@@ -432,7 +448,7 @@ def goat_attention(
         u = goat_key_prior(j, w1, b1, w2, b2, gain, bump, None if causal is False else recency, prior_scale=prior_scale,
                            absolute_base=absolute_base, training_length=training_length, grid=grid, cls=cls)
     heads = goat_head_attention(
-        q, k, v, a, b, u, gate_scale=gate_scale, gate_bias=gate_bias, mask=visible, causal=causal, query_offset=query_offset,
+        q, k, v, a, b, u, gate_scale=gate_scale, gate_bias=gate_bias, mask=mask, causal=causal, query_offset=query_offset,
         key_offset=key_offset, position_base=position_base, grid=grid, cls=cls, enable_gqa=True, return_weights=True)
     out = np.einsum("...hnd,chd->...nc", heads.out, w_o) + b_o
     return AttentionResult(out, heads.weights) if return_weights else out

@@ -28,7 +28,7 @@ import numpy as np
 
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import AttentionResult, grouped_heads, number, visible_keys
-from attnspec.reference.softmax.weights import attention_logits, softmax_weights, weighted_values
+from attnspec.reference.softmax.weights import attention_logits, row_maximum, softmax_weights, weighted_values
 
 
 @formula(
@@ -62,6 +62,7 @@ def prior_attention(
     tau = number("tau", tau, above=0)
     s = attention_logits(q, k, scale)
     visible = visible_keys(q.shape[-2], k.shape[-2], mask, causal) & (log_prior.real != -np.inf)
-    p, _ = softmax_weights(s / tau + np.where(log_prior.real == -np.inf, 0.0, log_prior), visible)
+    s = (s - row_maximum(s, visible)[..., None]) / tau             # the largest is 0 whatever tau is
+    p, _ = softmax_weights(s + np.where(log_prior.real == -np.inf, 0.0, log_prior), visible)
     out = weighted_values(p, v, visible)
     return AttentionResult(out, p) if return_weights else out

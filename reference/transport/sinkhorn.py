@@ -2,21 +2,28 @@
 
     K^0 = exp(S / eps),  K^{l+1} = K^l with rows normalised (l even) or columns normalised (l odd)          S = scale q k^T
 
-In the log domain, with marginals mu_i = 1/n and nu_j = 1/m, from u = v = 0, for the half-steps t = 0 .. T-1:
+Only normalised rows or columns are ever formed, in logarithms. With mu_i = 1/n, nu_j = 1/m, X = S / eps and u = v = 0 at the start, for
+the half-steps t = 0 .. T-1, a row or column of W being that of exp(X) divided by its sum:
 
-    t even:  u_i = eps (log mu_i - log sum_j exp((S_ij + v_j) / eps))
-    t odd:   v_j = eps (log nu_j - log sum_i exp((S_ij + u_i) / eps))
+    t even:  c_i = log mu_i - log sum_j exp(X_ij),  X_ij += c_i,  u_i += eps c_i,  P_ij = exp(X_ij) = mu_i W_ij
+    t odd:   c_j = log nu_j - log sum_i exp(X_ij),  X_ij += c_j,  v_j += eps c_j,  P_ij = exp(X_ij) = nu_j W_ij
 
     P_ij = exp((S_ij + u_i + v_j) / eps),  A = c P,  o = A V
 
 where q (..., n, d), k (..., m, d), V (..., m, e), S, P, A (..., n, m), u (..., n), v (..., m), o (..., n, e); scale is 1/sqrt(d) unless
 given. V are the values, v the potentials of the keys.
 
-Backward, from the cotangent dP of P: dS = dP * P / eps, du and dv its row and column sums; then for t = T-1 .. 0, with W the rows of
-exp((S + v) / eps) or the columns of exp((S + u) / eps) normalised to 1, as they stood at step t:
+Backward, from the cotangent dP of P: dS = dP * P / eps, du and dv its row and column sums; then for t = T-1 .. 0, with W the normalised
+rows or columns of step t:
 
     t even:  dS_ij -= du_i W_ij,  dv_j -= sum_i du_i W_ij,  du = 0
     t odd:   dS_ij -= dv_j W_ij,  du_i -= sum_j dv_j W_ij,  dv = 0
+
+At the limit of the iterations no step has to be gone through: with G = dP * P,
+
+    [diag(P 1)  P; P^T  diag(P^T 1)] [a; b] = [G 1; G^T 1],  dS_ij = (G_ij - P_ij (a_i + b_j)) / eps
+
+where the matrix has a kernel, (1, -1), which a_i + b_j does not see.
 
 Source: Sander, Ablin, Blondel, Peyré, "Sinkformers: Transformers with Doubly Stochastic Attention", arXiv:2110.11773, section 3, and the
 authors' code (michaelsdr/sinkformers: ViT, text classification, set transformer). Equation numbers of the paper were not checked.
@@ -37,17 +44,20 @@ tol stops after a row step that changed u by less than tol, measured as the code
 leading axes; hence one decision for everything that is computed together, and results that depend on what is in the batch. The code uses
 1e-12 (ViT, text) and 1e-2 (set transformer) and compares after every half-step, but only a row step changes what it compares.
 gradient "unrolled" differentiates every half-step (ViT code); "detached" holds v constant (text code), so that only the last row step
-counts: for odd T it is softmax's gradient with a bias v_j on the keys.
+counts: for odd T it is softmax's gradient with a bias v_j on the keys. "implicit" differentiates the limit (derived here, in no author's
+code): right where n_iters was enough to converge, and meaningless where not.
+The potentials are sums of what the steps add: beside scores of 1e16 they have no digits left for log n, while the plan keeps all of its.
 There is no causal form: the only doubly stochastic lower-triangular matrix is the identity, to which the iterates converge at a rate
 of 1/T, whatever the scores. Scores may be -inf; where they leave no matrix with the marginals, the iterates do not converge.
 
 Identities. T = 1 is softmax attention. For odd T, A ("rows") is softmax attention with a bias v_j / eps on the keys. Adding a_i to a
 row of S changes no iterate; adding b_j to a column does not change the limit. A symmetric S has a symmetric limit. -|q - k|^2 / 2 and
-<q, k> have the same limit. For growing eps all weights tend to 1/m.
+<q, k> have the same limit. For growing eps all weights tend to 1/m. At the limit "implicit" and "unrolled" gradients are equal.
 
 Wrong versions met elsewhere: T counted in pairs of steps; columns first (POT's sinkhorn_log: its N iterations on the transposed scores are
 T = 2N here); the factor c missing, or m where n is meant; masked keys at -1e9 without a reset of their potentials, which brings them back;
-exponentials outside the log domain, which overflow for small eps; marginals in float32.
+exponentials outside the log domain, which overflow for small eps; the plan put together from S + u + v, which cancel where scores are
+large; marginals in float32.
 """
 
 from itertools import islice
@@ -58,12 +68,12 @@ import numpy as np
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import AttentionResult, default_scale, number, one_of, sum_to_shape, whole
 from attnspec.reference.softmax.scaled_dot_product import AttentionGradients
-from attnspec.reference.softmax.weights import attention_logits, softmax_weights, weighted_values
+from attnspec.reference.softmax.weights import attention_logits, row_maximum, softmax_weights, weighted_values
 
 COSTS = ("dot", "squared_distance")
 SCALINGS = ("rows", "cols", "none")
 MARGINALS = ("valid", "all")
-GRADIENTS = ("unrolled", "detached")
+GRADIENTS = ("unrolled", "detached", "implicit")
 FACTS: dict[str, Any] = {
     "source": "arXiv:2110.11773, section 3; michaelsdr/sinkformers",
     "workspace": "... n m",
@@ -92,9 +102,7 @@ class Problem(NamedTuple):
 
 def transport_problem(S, eps, key_mask=None, key_marginal="valid"):
     """The transport problem of scores S (..., n, m) under key_mask, broadcastable to (..., m)."""
-    eps = number("eps", eps, above=0)
-    if np.isinf(eps):
-        raise ValueError(f"eps: expected a finite number, got {eps}")
+    eps = number("eps", eps, above=0, finite=True)
     one_of("key_marginal", key_marginal, MARGINALS)
     n, m = S.shape[-2:]
     valid = np.ones(m, bool) if key_mask is None else np.broadcast_to(key_mask, np.broadcast_shapes(key_mask.shape, (m,)))
@@ -103,62 +111,65 @@ def transport_problem(S, eps, key_mask=None, key_marginal="valid"):
     return Problem(np.where(visible, S, 0.0), visible, max(n, 1), np.where(columns == 0, 1, columns), eps)
 
 
-def row_weights(problem, v):
-    """Rows of exp((S + v) / eps) normalised to 1, and the logarithms of their sums (..., n)."""
-    return softmax_weights((problem.S + v[..., None, :]) / problem.eps, problem.visible)
+class HalfStep(NamedTuple):
+    """What a row or a column step leaves."""
+
+    P: np.ndarray            # the plan (..., n, m)
+    W: np.ndarray            # its rows, or columns, normalised to 1
+    u: np.ndarray            # (..., n)
+    v: np.ndarray            # (..., m)
+    c: np.ndarray            # what was added to a row, or a column, of X
 
 
-def column_weights(problem, u):
-    """Columns of exp((S + u) / eps) normalised to 1, and the logarithms of their sums (..., m)."""
-    X = np.swapaxes((problem.S + u[..., :, None]) / problem.eps, -1, -2)
-    W, L = softmax_weights(X, np.swapaxes(problem.visible, -1, -2))
-    return np.swapaxes(W, -1, -2), L
+def normalised(X, visible):
+    """Rows of exp(X) normalised to 1, their logarithms, and the logarithms of the sums (..., n), -inf for a row without mass."""
+    top = row_maximum(X, visible)
+    X = np.where(visible, X - top[..., None], -np.inf)             # before log sum exp, whose digits a large X would swallow
+    W, L = softmax_weights(X, visible)
+    return W, X - np.where(L.real == -np.inf, 0.0, L)[..., None], top + L
 
 
-def potentials(problem, log_marginal, L):
-    """eps (log marginal - L), and 0 where there is nothing to normalise."""
-    empty = L.real == -np.inf
-    return np.where(empty, 0.0, problem.eps * (log_marginal - np.where(empty, 0.0, L)))
-
-
-def half_steps(problem, relaxation=1.0):
-    """Potentials (u, v) after each half-step, for ever; the column steps multiplied by the relaxation of an unbalanced problem."""
-    u, v = np.zeros(problem.visible.shape[:-1]), np.zeros(problem.visible.shape[:-2] + problem.visible.shape[-1:])
+def half_steps(problem, rho=np.inf):
+    """The HalfStep after each row and each column step, for ever; a finite rho relaxes the column steps of an unbalanced problem."""
+    S, visible, rows, columns, eps = problem
+    log_mu, log_nu = -np.log(rows), -np.log(columns)
+    relaxation = 1.0 if np.isinf(rho) else rho / (rho + eps)
+    top = row_maximum(S, visible)
+    X = (S - top[..., None]) / eps                                 # adding a_i to a row changes no step: u takes it up at once
+    u, v = 0.0 - top, np.zeros(visible.shape[:-2] + visible.shape[-1:])
     while True:
-        u = potentials(problem, -np.log(problem.rows), row_weights(problem, v)[1])
-        yield u, v
-        v = relaxation * potentials(problem, -np.log(problem.columns), column_weights(problem, u)[1])
-        yield u, v
+        W, log_W, L = normalised(X, visible)
+        c = np.where(L.real == -np.inf, 0.0, log_mu - L)
+        u, X, P = u + eps * c, log_W + log_mu, W / rows
+        yield HalfStep(P, W, u, v, c)
+
+        W, log_W, L = normalised(np.swapaxes(X, -1, -2), np.swapaxes(visible, -1, -2))
+        W, log_W = np.swapaxes(W, -1, -2), np.swapaxes(log_W, -1, -2)
+        c = np.where(L.real == -np.inf, 0.0, log_nu - L)
+        excess = (v + eps * c) / (rho + eps)                       # v / rho: how far a relaxed column stays below log nu
+        v, X, P = relaxation * (v + eps * c), log_W + (log_nu - excess)[..., None, :], W * (np.exp(-excess) / columns)[..., None, :]
+        yield HalfStep(P, W, u, v, c)
 
 
-def plan_of(problem, u, v):
-    """P_ij = exp((S_ij + u_i + v_j) / eps), 0 where invisible."""
-    X = (problem.S + u[..., :, None] + v[..., None, :]) / problem.eps
-    return np.exp(np.where(problem.visible, X, -np.inf))
-
-
-def solve(problem, n_iters, tol=None, relaxation=1.0):
+def solve(problem, n_iters, tol=None, rho=np.inf):
     """The plan after n_iters half-steps, or fewer where a row step changes u by less than tol."""
     n_iters = whole("n_iters", n_iters, least=1)
     tol = None if tol is None else number("tol", tol, least=0)
-    u_before, error = 0.0, 0.0
-    for t, step in enumerate(islice(half_steps(problem, relaxation), n_iters)):
-        u, v = step
+    error = 0.0
+    for t, step in enumerate(islice(half_steps(problem, rho), n_iters)):
         if t % 2 == 0:
-            change = np.sum(abs((u - u_before).real), axis=-1)
+            change = np.sum(abs((step.u if t == 0 else problem.eps * step.c).real), axis=-1)
             error = float(np.mean(change)) if change.size else 0.0
-            u_before = u
             if tol is not None and error < tol:
                 break
-    return SinkhornPlan(plan_of(problem, u, v), u, v, t + 1, error)
+    return SinkhornPlan(step.P, step.u, step.v, t + 1, error)
 
 
 def similarity(q, k, scale=None, cost="dot"):
     """Scores S (..., n, m): scale <q_i, k_j>, or -scale |q_i - k_j|^2."""
     if one_of("cost", cost, COSTS) == "dot":
         return attention_logits(q, k, scale)
-    with np.errstate(invalid="ignore"):                                # an inf in a key that is masked
-        return -default_scale(scale, q) * np.sum((q[..., :, None, :] - k[..., None, :, :]) ** 2, axis=-1)
+    return -default_scale(scale, q) * np.sum((q[..., :, None, :] - k[..., None, :, :]) ** 2, axis=-1)
 
 
 def output_factor(problem, output_scaling):
@@ -211,7 +222,8 @@ def sinkhorn_plan(scores, *, n_iters=3, eps=1.0, key_mask=None, key_marginal="va
 def sinkhorn_plan_backward(scores, dplan, *, n_iters=3, eps=1.0, key_mask=None, key_marginal="valid", gradient="unrolled"):
     """Reverse-mode gradient (..., n, m) of `sinkhorn_plan` by its scores, for the cotangent dplan (..., n, m) of the plan.
 
-    gradient: "unrolled" differentiates all half-steps; "detached" holds the potentials v of the keys constant.
+    gradient: "unrolled" differentiates all half-steps; "detached" holds the potentials v of the keys constant; "implicit" differentiates
+    the limit, which the n_iters half-steps must have reached.
     The other parameters are those of the forward function.
     Raises ValueError as the forward function does.
 
@@ -226,21 +238,35 @@ def plan_gradient(problem, dP, n_iters, gradient):
     """dS (..., n, m) of a transport problem; dP may be anything where the plan is 0."""
     one_of("gradient", gradient, GRADIENTS)
     steps = list(islice(half_steps(problem), whole("n_iters", n_iters, least=1)))
-    P = plan_of(problem, *steps[-1])
-    with np.errstate(invalid="ignore"):
-        dS = np.where(problem.visible & (P != 0), dP * P, 0.0) / problem.eps
+    P = steps[-1].P
+    dS = np.where(problem.visible & (P != 0), dP * P, 0.0)         # times eps, by which it is divided in the end
+    if gradient == "implicit":
+        return (dS - P * common_part(P, dS)) / problem.eps
     du, dv = dS.sum(axis=-1), dS.sum(axis=-2)
     for t in reversed(range(len(steps))):
-        u, v = steps[t]
         if t % 2 == 0:
-            step = du[..., :, None] * row_weights(problem, v)[0]
+            step = du[..., :, None] * steps[t].W
             dS, dv, du = dS - step, dv - step.sum(axis=-2), np.zeros_like(du)
         else:
-            step = dv[..., None, :] * column_weights(problem, u)[0]
+            step = dv[..., None, :] * steps[t].W
             if gradient == "unrolled":
                 dS, du = dS - step, du - step.sum(axis=-1)
             dv = np.zeros_like(dv)
-    return dS
+    return dS / problem.eps
+
+
+def common_part(P, G):
+    """a_i + b_j (..., n, m) with [diag(P 1) P; P^T diag(P^T 1)] [a; b] = [G 1; G^T 1]: G / P as a sum, by weighted least squares."""
+    n, m = P.shape[-2:]
+    upper = np.concatenate([P.sum(axis=-1)[..., None] * np.eye(n), P], axis=-1)
+    lower = np.concatenate([np.swapaxes(P, -1, -2), P.sum(axis=-2)[..., None] * np.eye(m)], axis=-1)
+    matrix = np.concatenate([upper, lower], axis=-2)
+    matrix = np.where(np.isfinite(matrix), matrix, 0.0)                # a plan that is not finite stays so in P (a_i + b_j)
+    sums = np.concatenate([G.sum(axis=-1), G.sum(axis=-2)], axis=-1)[..., None]
+    inverse = np.linalg.pinv(matrix.real, hermitian=True)
+    ab = inverse @ sums
+    ab = (ab + inverse @ (sums - matrix @ ab))[..., 0]                 # refined once: to rounding, and for the imaginary part of matrix
+    return ab[..., :n, None] + ab[..., None, n:]
 
 
 @formula(
@@ -292,7 +318,8 @@ def sinkhorn_attention_backward(
 ):
     """Reverse-mode gradients (dq, dk, dv) of `sinkhorn_attention` for the cotangent do (..., n, e) of its output.
 
-    gradient: "unrolled" differentiates all half-steps; "detached" holds the potentials of the keys constant.
+    gradient: "unrolled" differentiates all half-steps; "detached" holds the potentials of the keys constant; "implicit" differentiates
+    the limit, which the n_iters half-steps must have reached.
     The other parameters are those of the forward function, without tol: a stop has no derivative.
     Raises ValueError as the forward function does.
 
@@ -304,8 +331,7 @@ def sinkhorn_attention_backward(
     problem = transport_problem(similarity(q, k, scale, cost), eps, key_mask, key_marginal)
     visible = problem.visible
     c = output_factor(problem, output_scaling)
-    with np.errstate(invalid="ignore"):
-        dP = c * (do @ np.swapaxes(v, -1, -2))
+    dP = c * (do @ np.swapaxes(v, -1, -2))
     dS = plan_gradient(problem, dP, n_iters, gradient)
     A = c * solve(problem, n_iters).plan
 

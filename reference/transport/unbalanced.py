@@ -20,8 +20,6 @@ columns sum to nu_j exp(-v_j / rho), which is what makes the relaxed problem sta
 Wrong versions met elsewhere: the factor rho / (rho + eps) on the rows as well; the old v added after the factor rather than inside it.
 """
 
-import numpy as np
-
 from attnspec.reference.formula import formula
 from attnspec.reference.inputs import number
 from attnspec.reference.transport.sinkhorn import solve, transport_problem
@@ -54,6 +52,5 @@ def sinkhorn_unbalanced_plan(
     """
     problem = transport_problem(scores, eps, key_mask, key_marginal)
     rho = number("rho", rho, least=0)
-    relaxation = 1.0 if np.isinf(rho) else rho / (rho + problem.eps)
-    result = solve(problem, n_iters, tol, relaxation)
+    result = solve(problem, n_iters, tol, rho)
     return result if return_info else result.plan

@@ -32,6 +32,28 @@ class TestSpecialValues:
         out = attnspec.cog_attention(np.ones((2, 1)), keys, values, mask=np.array([[True, False], [True, True]]))
         np.testing.assert_array_equal(out, [[1.0], [np.nan]])
 
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize("normaliser", ["visible", "nonzero"])
+    def test_row_that_is_not_a_number_keeps_its_masked_weights_at_zero(self, bad, normaliser):
+        mask = np.array([[True, True, False], [False, True, True]])
+        A = attnspec.cog_weights([[bad, 1.0, 2.0], [bad, 1.0, 1.0]], mask, normaliser=normaliser)
+        assert np.isnan(A[0, 0])
+        assert A[0, 2] == A[1, 0] == 0.0
+        np.testing.assert_allclose(A[1, 1:], [0.5, 0.5], rtol=1e-6)
+
+    def test_infinite_logit_is_not_a_number_as_in_softmax_attention(self):
+        keys = np.array([[np.inf], [1.0]])
+        for form in (attnspec.cog_attention, attnspec.scaled_dot_product_attention):
+            np.testing.assert_array_equal(form([[1.0]], keys, [[3.0], [5.0]]), [[np.nan]])
+
+    def test_gradients_beside_an_infinite_value(self):
+        dq, dk, dv, *_ = attnspec.cog_attention_backward(np.ones((2, 1)), np.ones((2, 1)), [[1.0], [np.inf]], [[0.0], [1.0]],
+                                                         mask=[[True, False], [True, False]])
+        np.testing.assert_array_equal(dq, np.zeros((2, 1)))
+        np.testing.assert_array_equal(dk, np.zeros((2, 1)))
+        np.testing.assert_array_equal(dv, [[1.0], [0.0]])
+        attnspec.cog_attention_backward([[1.0]], [[1.0]], [[np.inf]], [[0.0]])     # 0 inf is NaN, without a warning
+
     @pytest.mark.parametrize("n, m", [(0, 3), (3, 0), (0, 0)])
     def test_no_queries_or_no_keys(self, n, m):
         out = attnspec.cog_attention(np.ones((n, 2)), np.ones((m, 2)), np.ones((m, 5)))

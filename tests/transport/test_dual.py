@@ -107,6 +107,24 @@ class TestPrimalValue:
         assert attnspec.sinkhorn_primal_value(np.ones((n, m)), np.ones((n, m))) == 0.0
 
 
+class TestInfinities:
+    def test_infinite_eps_is_refused(self):
+        for function, arrays in ((attnspec.sinkhorn_primal_value, (np.ones((4, 6)), scores[0])),
+                                 (attnspec.sinkhorn_dual_value, (scores[0], np.zeros(4), np.zeros(6))),
+                                 (attnspec.sinkhorn_potentials, (scores,))):
+            with pytest.raises(ValueError, match=r"^eps: expected a finite number, got inf$"):
+                function(*arrays, eps=np.inf)
+
+    def test_infinite_potential_of_a_masked_key(self):
+        v = np.where(KEYS, 0.5, np.inf)
+        got = attnspec.sinkhorn_dual_value(scores[0], np.full(4, -1.0), v, key_mask=KEYS)
+        np.testing.assert_allclose(got, attnspec.sinkhorn_dual_value(scores[0][:, KEYS], np.full(4, -1.0), np.full(4, 0.5)), rtol=1e-14)
+
+    def test_tiny_eps(self):
+        # exp(-1e310) = 0: the mean potentials are left.
+        np.testing.assert_allclose(attnspec.sinkhorn_dual_value(np.zeros((2, 2)), [-1.0, -3.0], [0.5, 0.5], eps=1e-310), -1.5, rtol=1e-15)
+
+
 class TestPotentials:
     def test_by_hand(self):
         u, v = attnspec.sinkhorn_potentials(np.log([[1.0, 3.0], [1.0, 1.0]]), n_iters=2)

@@ -182,6 +182,24 @@ class TestSpecialValues:
         assert np.all(np.isnan(got[3:]))
 
 
+def test_heads_of_the_values_compete_too():
+    q, k, v = RNG.standard_normal((3, 5)), RNG.standard_normal((4, 5)), RNG.standard_normal((2, 4, 2))
+    options = {"competition": "heads", "clip": None}
+    for queries, keys in ((q, k), (q[None], k), (q, k[None])):
+        out, A, _ = attnspec.flow_attention(queries, keys, v, **options, return_weights=True)
+        np.testing.assert_allclose(out, by_loops([q, q], [k, k], v, **options), rtol=1e-12)
+        np.testing.assert_allclose(A @ v, out, rtol=1e-12)
+
+
+@pytest.mark.parametrize("x", [-700.0, -709.0, -740.0, -745.0, -1e4])
+def test_flows_that_underflow_count_as_none(x):
+    for form in (attnspec.flow_attention, attnspec.flow_attention_causal):
+        out = form(np.full((3, 2), x), np.zeros((3, 2)), np.ones((3, 1)), eps=0.0)
+        assert np.all(np.isfinite(out))
+        if x < -709:
+            np.testing.assert_array_equal(out, np.zeros((3, 1)))
+
+
 def test_the_causal_form_is_not_the_bidirectional_one():
     q, k, v = RNG.standard_normal((4, 3)), RNG.standard_normal((4, 3)), RNG.standard_normal((4, 2))
     assert np.abs(attnspec.flow_attention_causal(q, k, v)[-1] - attnspec.flow_attention(q, k, v)[-1]).max() > 1e-3

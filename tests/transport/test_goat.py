@@ -96,7 +96,7 @@ class TestLogPrior:
         ({"grid": 4}, r"^grid: expected a pair \(height, width\), got 4$"),
         ({"grid": (0, 4)}, r"^grid: expected a whole number >= 1, got 0$"),
         ({"cls": True}, r"^cls: expected a grid with the class token, got grid=None$"),
-        ({"cls": 1}, r"^cls: expected False or True, got 1$"),
+        ({"cls": 1}, r"^cls: expected True or False, got 1$"),
         ({"position_base": 0}, r"^position_base: expected a number > 0, got 0$"),
     ])
     def test_wrong_options_are_refused_by_name(self, arguments, message):
@@ -210,6 +210,39 @@ class TestHeadAttention:
         alone = attnspec.goat_head_attention(q[..., 3:4, :], k, v, a, b, u, query_offset=6, enable_gqa=True)
         np.testing.assert_allclose(alone, want[..., 3:4, :], rtol=1e-12)
 
+    @pytest.mark.parametrize("causal", [True, "bottom-right", "top-left"])
+    @pytest.mark.parametrize("first_query, first_key", [(0, 0), (2, 0), (0, 2), (-1, 0), (-3, -4), (100, 98), (50, 0)])
+    def test_causal_mask_compares_positions(self, first_query, first_key, causal):
+        seen = np.array([[first_key + j <= first_query + i for j in range(M)] for i in range(N)])
+        where = {"query_offset": first_query, "key_offset": first_key, "enable_gqa": True}
+        got = attnspec.goat_head_attention(q, k, v, a, b, u, causal=causal, **where)
+        np.testing.assert_array_equal(got, attnspec.goat_head_attention(q, k, v, a, b, u, mask=seen, **where))
+        np.testing.assert_array_equal(got[..., ~seen.any(-1), :], 0.0)
+
+    def test_where_queries_stand_without_an_offset(self):
+        for causal, first in (("bottom-right", M - N), (True, M - N), ("top-left", 0)):
+            got = attnspec.goat_head_attention(q, k, v, a, b, u, causal=causal, key_offset=7, enable_gqa=True)
+            want = attnspec.goat_head_attention(q, k, v, a, b, u, causal=causal, query_offset=7 + first, key_offset=7, enable_gqa=True)
+            np.testing.assert_array_equal(got, want)
+
+    def test_key_of_prior_zero_stays_hidden_behind_a_closed_gate(self):
+        hidden, seen = u.copy(), np.arange(M) != 3
+        hidden[:, 3] = -np.inf
+        closed = {"gate_scale": np.zeros(H), "gate_bias": np.full(H, -1e4)}
+        for gates in ({}, gate, closed):
+            got = attnspec.goat_head_attention(q, k, v, a, b, hidden, enable_gqa=True, **gates)
+            want = attnspec.goat_head_attention(q, k, v, a, b, u, mask=seen, enable_gqa=True, **gates)
+            np.testing.assert_array_equal(got, want)
+
+    def test_gate_of_a_query_whose_square_overflows(self):
+        # The gate's logit is bias - softplus(scale) |q| = 1 - 2e-181 * 5e180 = 0, so that half of the prior counts.
+        queries, keys = np.array([[[3e180, 4e180, 0.0]]]), np.zeros((1, 2, 3))
+        got = attnspec.goat_head_attention(queries, keys, np.eye(2)[None], NONE, NONE, [[0.0, 2 * np.log(3.0)]],
+                                           gate_scale=[np.log(2e-181)], gate_bias=[1.0])
+        np.testing.assert_allclose(got, [[[0.25, 0.75]]], rtol=1e-12)
+        got = attnspec.goat_head_attention(queries, keys, np.eye(2)[None], NONE, NONE, [[0.0, 2.0]], gate_scale=[1.0], gate_bias=[1.0])
+        np.testing.assert_allclose(got, [[[0.5, 0.5]]], rtol=1e-15)
+
     def test_query_that_sees_nothing_gets_zeros(self):
         mask = np.ones((N, M), bool)
         mask[2] = False
@@ -274,8 +307,8 @@ class TestHeadAttention:
         ({"gate_scale": np.ones(H)}, r"^gate_scale: expected together with gate_bias, got one of the two$"),
         ({"gate_bias": np.ones(H)}, r"^gate_scale: expected together with gate_bias, got one of the two$"),
         ({"causal": "left"}, r"^causal: expected False or True or 'bottom-right' or 'top-left', got 'left'$"),
-        ({"query_offset": -1}, r"^query_offset: expected a whole number >= 0, got -1$"),
-        ({"key_offset": 0.5}, r"^key_offset: expected a whole number >= 0, got 0.5$"),
+        ({"query_offset": -1, "grid": (3, 4)}, r"^grid: expected positions 0..11 on 3 x 4 patches, got -1..3$"),
+        ({"key_offset": 0.5}, r"^key_offset: expected a whole number >= -9007199254740992, got 0.5$"),
         ({"mask": np.ones((3, N, M), bool)}, r"^mask: expected a shape that broadcasts to .* with h = 4 as in q, got \(3, 5, 7\)$"),
     ])
     @pytest.mark.parametrize("name", ["goat_head_attention", "goat_augmented_qk"])
@@ -375,6 +408,20 @@ class TestLayer:
         got = attnspec.goat_attention(**layer, mask=mask, key_mask=key_mask)
         np.testing.assert_allclose(got, layer_by_steps(layer, None, mask=both), rtol=1e-11, atol=1e-11)
         np.testing.assert_array_equal(got, attnspec.goat_attention(**layer, mask=both))
+
+    def test_causal_mask_and_recency_with_offsets(self):
+        # The last two queries at their positions, over all keys.
+        arrays = {**layer, "q_input": layer["k_input"]}
+        full = attnspec.goat_attention(**arrays, **net, **gate, causal=True, training_length=20)
+        step = {**layer, "q_input": layer["k_input"][:, 3:5]}
+        got = attnspec.goat_attention(**step, **net, **gate, causal=True, training_length=20, query_offset=3)
+        np.testing.assert_allclose(got, full[:, 3:5], rtol=1e-11)
+
+    def test_negative_offsets(self):
+        want = attnspec.goat_attention(**layer, query_offset=2)
+        np.testing.assert_allclose(attnspec.goat_attention(**layer, query_offset=-3, key_offset=-5), want, rtol=1e-11)
+        with pytest.raises(ValueError, match=r"^key_offset: expected a whole number >= 0, got -5$"):
+            attnspec.goat_attention(**layer, **net, key_offset=-5)
 
     def test_query_that_sees_no_key_gets_the_output_bias(self):
         key_mask = np.ones((3, M), bool)

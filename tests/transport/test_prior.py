@@ -55,7 +55,7 @@ def test_small_tau_takes_the_largest_score():
 def test_prior_broadcasts(shape):
     log_prior = RNG.standard_normal(shape)
     want = attnspec.scaled_dot_product_attention(q, k, v, bias=np.broadcast_to(log_prior, (2, 3, 4, 6)))
-    np.testing.assert_allclose(attnspec.prior_attention(q, k, v, log_prior), want, rtol=1e-14)
+    np.testing.assert_allclose(attnspec.prior_attention(q, k, v, log_prior), want, rtol=1e-13)
 
 
 class TestSpecialValues:
@@ -95,6 +95,20 @@ class TestSpecialValues:
         keys = np.array([[1e4], [0.0]])
         np.testing.assert_array_equal(attnspec.prior_attention([[1.0]], keys, [[1.0], [2.0]], [0.0, 0.0]), [[1.0]])
         np.testing.assert_array_equal(attnspec.prior_attention([[1.0]], keys, [[1.0], [2.0]], [-1e4, 0.0]), [[1.5]])
+
+    def test_tau_at_the_ends_of_the_range(self):
+        keys, log_prior = np.array([[2.0], [2.0], [1.0]]), np.log([1.0, 3.0, 4.0])
+        for tau, want in ((1e-320, [1 / 4, 3 / 4, 0.0]), (1e300, [1 / 8, 3 / 8, 1 / 2]), (np.inf, [1 / 8, 3 / 8, 1 / 2])):
+            p = attnspec.prior_attention([[1e140]], 1e140 * keys, np.ones((3, 1)), log_prior, tau=tau, return_weights=True).weights
+            np.testing.assert_allclose(p, [want], rtol=1e-14)
+
+    @pytest.mark.parametrize("tau", [1e-320, 1.0, np.inf])
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e308])
+    def test_what_stands_at_a_masked_key_does_not_matter(self, bad, tau):
+        keys, mask = k[0, 0].copy(), np.arange(6) != 2
+        keys[2] = bad
+        np.testing.assert_array_equal(attnspec.prior_attention(q[0, 0], keys, v[0, 0], prior, tau=tau, mask=mask),
+                                      attnspec.prior_attention(q[0, 0], k[0, 0], v[0, 0], prior, tau=tau, mask=mask))
 
     @pytest.mark.parametrize("n, m", [(0, 3), (3, 0), (0, 0)])
     def test_no_queries_or_no_keys(self, n, m):

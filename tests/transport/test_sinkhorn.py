@@ -132,9 +132,66 @@ class TestSpecialValues:
 
     def test_huge_scores(self):
         P = attnspec.sinkhorn_plan([[1e4, -1e4], [-1e4, 1e4]], n_iters=3)
-        np.testing.assert_allclose(P, [[0.5, 0.0], [0.0, 0.5]], rtol=1e-11)
+        np.testing.assert_array_equal(P, [[0.5, 0.0], [0.0, 0.5]])
         P = attnspec.sinkhorn_plan([[1e4, -1e4], [1e4, -1e4]], n_iters=3)          # equal rows: all weights equal, nothing overflows
-        np.testing.assert_allclose(P, np.full((2, 2), 0.25), rtol=1e-11)
+        np.testing.assert_allclose(P, np.full((2, 2), 0.25), rtol=1e-15)
+
+    @pytest.mark.parametrize("size", [1.0, 1e4, 1e16, 1e300])
+    def test_scores_that_swallow_the_potentials(self, size):
+        # Rows (1, 0), (1/2, 1/2); columns (2/3, 0), (1/3, 1); rows (1, 0), (1/4, 3/4); each in the limit of a large first score.
+        S = np.array([[size, 0.0], [0.0, 0.0]])
+        e = np.exp(-size)
+        want = np.array([[1.0, e], [0.5, 0.5]]) / [[1 + e], [1.0]]
+        np.testing.assert_allclose(attnspec.sinkhorn_plan(S, n_iters=1), want / 2, rtol=1e-14)
+        want = want / want.sum(0)
+        np.testing.assert_allclose(attnspec.sinkhorn_plan(S, n_iters=2), want / 2, rtol=1e-14)
+        want = want / want.sum(1, keepdims=True)
+        np.testing.assert_allclose(attnspec.sinkhorn_plan(S, n_iters=3), want / 2, rtol=1e-14)
+
+    def test_columns_far_apart_share_alike_all_the_same(self):
+        S = np.array([[0.0, 1e16], [0.0, 1e16]])
+        for n_iters, want in ((1, [0.0, 0.5]), (2, [0.25, 0.25]), (3, [0.25, 0.25])):
+            np.testing.assert_allclose(attnspec.sinkhorn_plan(S, n_iters=n_iters), [want, want], rtol=1e-15)
+
+    @pytest.mark.parametrize("size", [1.0, 1e3, 1e8, 1e16, 1e150])
+    @pytest.mark.parametrize("n_iters", [1, 3, 7])
+    def test_rows_sum_to_one_whatever_the_size_of_the_scores(self, size, n_iters):
+        queries = size * q
+        result = attnspec.sinkhorn_attention(queries, k, v, n_iters=n_iters, return_weights=True)
+        np.testing.assert_allclose(result.weights.sum(-1), np.ones((2, 3, 4)), rtol=1e-15)
+        if n_iters == 1:
+            want = attnspec.scaled_dot_product_attention(queries, k, v, return_weights=True)
+            np.testing.assert_allclose(result.weights, want.weights, rtol=1e-15, atol=1e-300)
+            np.testing.assert_allclose(result.out, want.out, rtol=1e-15, atol=1e-15)
+
+    def test_scores_and_eps_at_the_ends_of_the_range(self):
+        S = np.array([[1e308, 0.0], [0.0, -1e308]])
+        for eps in (1e-310, 0.1, 1e300):
+            P = attnspec.sinkhorn_plan(S, n_iters=1, eps=eps)
+            np.testing.assert_array_equal(P, [[0.5, 0.0], [0.5, 0.0]])
+            dS = attnspec.sinkhorn_plan_backward(S, [[1.0, 2.0], [3.0, 4.0]], n_iters=3, eps=eps)
+            np.testing.assert_array_equal(dS, np.zeros((2, 2)))
+
+    def test_ten_thousand_steps_do_not_drift(self):
+        S = np.random.default_rng(3).standard_normal((4, 6))
+        with mpmath.workdps(40):
+            K = [[mpmath.exp(mpmath.mpf(float(s))) for s in row] for row in S]
+            for _ in range(200):                                       # converged far below rounding
+                sums = [sum(K[i][j] for i in range(4)) for j in range(6)]
+                K = [[K[i][j] / sums[j] for j in range(6)] for i in range(4)]
+                K = [[x / sum(row) for x in row] for row in K]
+            want = np.array([[float(x / 4) for x in row] for row in K])
+        np.testing.assert_allclose(attnspec.sinkhorn_plan(S, n_iters=10001), want, rtol=2e-14)
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_visible_score_that_is_not_finite_spoils_its_row(self, bad):
+        S = scores[0].copy()
+        S[1, 0] = bad
+        mask = np.arange(6) != 5
+        P = attnspec.sinkhorn_plan(S, n_iters=1, key_mask=mask)
+        assert np.all(np.isnan(P[1, :5]))
+        np.testing.assert_array_equal(P[:, 5], np.zeros(4))
+        np.testing.assert_array_equal(P[[0, 2, 3]], attnspec.sinkhorn_plan(scores[0], n_iters=1, key_mask=mask)[[0, 2, 3]])
 
     @pytest.mark.parametrize("n, m", [(0, 3), (3, 0), (0, 0)])
     def test_no_queries_or_no_keys(self, n, m):
@@ -324,6 +381,61 @@ def test_eps_has_a_complex_step_derivative():
     np.testing.assert_allclose(exact, rough, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("options", [
+    {}, {"eps": 0.6}, {"key_mask": KEYS}, {"key_mask": np.stack([KEYS, ~KEYS]), "eps": 2.0},
+    {"key_mask": KEYS, "key_marginal": "all"}, {"key_mask": KEYS, "key_marginal": "all", "n_iters": 400},
+])
+def test_implicit_gradient_is_the_unrolled_one_at_the_limit(options):
+    options = {"n_iters": 401, **options}
+    got = attnspec.sinkhorn_plan_backward(scores, dplan, gradient="implicit", **options)
+    np.testing.assert_allclose(got, attnspec.sinkhorn_plan_backward(scores, dplan, **options), rtol=1e-11, atol=1e-15)
+
+
+def test_implicit_gradient_has_a_complex_step_derivative():
+    direction = RNG.standard_normal(scores.shape)
+    got, want = (complex_step(lambda scores, g=g: attnspec.sinkhorn_plan_backward(scores, dplan, n_iters=401, gradient=g),
+                              {"scores": scores}, "scores", direction) for g in ("implicit", "unrolled"))
+    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-14)
+
+
+def test_implicit_gradient_of_attention():
+    options = {"n_iters": 401, "key_mask": KEYS, "cost": "squared_distance", "scale": 0.1, "output_scaling": "cols"}
+    got, want = (attnspec.sinkhorn_attention_backward(q, k, v, do, gradient=g, **options) for g in ("implicit", "unrolled"))
+    for name in ("dq", "dk", "dv"):
+        np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-10, atol=1e-13, err_msg=name)
+
+
+def test_implicit_gradient_where_the_plan_falls_apart():
+    # Two blocks that share nothing, each 2 x 2 with its own kernel of the linear system.
+    S, G = np.full((4, 4), -np.inf), dplan[0, :, :4]
+    S[:2, :2], S[2:, 2:] = scores[0, :2, :2], scores[0, 2:, 2:4]
+    got = attnspec.sinkhorn_plan_backward(S, G, n_iters=401, gradient="implicit")
+    np.testing.assert_allclose(got, attnspec.sinkhorn_plan_backward(S, G, n_iters=401), rtol=1e-11, atol=1e-15)
+
+
+def test_implicit_gradient_far_from_the_limit_is_another():
+    got, want = (attnspec.sinkhorn_plan_backward(scores, dplan, n_iters=1, gradient=g) for g in ("implicit", "unrolled"))
+    assert np.abs(got - want).max() > 1e-3
+
+
+def test_implicit_gradient_where_one_batch_is_not_a_number():
+    S = scores.copy()
+    S[1, 0, 0] = np.nan
+    got = attnspec.sinkhorn_plan_backward(S, dplan, n_iters=401, gradient="implicit")
+    assert np.all(np.isnan(got[1]))
+    np.testing.assert_array_equal(got[0], attnspec.sinkhorn_plan_backward(scores, dplan, n_iters=401, gradient="implicit")[0])
+
+
+def test_squared_distances_of_a_masked_key_may_overflow():
+    keys = k.copy()
+    keys[..., ~KEYS, :] = 1e300
+    options = {"key_mask": KEYS, "cost": "squared_distance"}
+    np.testing.assert_array_equal(attnspec.sinkhorn_attention(q, keys, v, **options), attnspec.sinkhorn_attention(q, k, v, **options))
+    got, want = (attnspec.sinkhorn_attention_backward(q, x, v, do, **options) for x in (keys, k))
+    for name in ("dq", "dk", "dv"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(want, name), err_msg=name)
+
+
 class TestRefusals:
     @pytest.mark.parametrize("causal", [True, "bottom-right", "top-left"])
     def test_causal(self, causal):
@@ -348,8 +460,8 @@ class TestRefusals:
             attnspec.sinkhorn_attention(q, k, v, **{option: value})
 
     def test_gradient(self):
-        with pytest.raises(ValueError, match=r"^gradient: expected 'unrolled' or 'detached', got 'implicit'$"):
-            attnspec.sinkhorn_plan_backward(scores, dplan, gradient="implicit")
+        with pytest.raises(ValueError, match=r"^gradient: expected 'unrolled' or 'detached' or 'implicit', got 'limit'$"):
+            attnspec.sinkhorn_plan_backward(scores, dplan, gradient="limit")
 
     def test_mask_of_numbers(self):
         with pytest.raises(TypeError, match=r"^key_mask: expected booleans"):

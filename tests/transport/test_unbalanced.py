@@ -87,7 +87,22 @@ def test_tol_and_info():
 def test_one_key_and_huge_scores():
     np.testing.assert_allclose(attnspec.sinkhorn_unbalanced_plan(np.ones((3, 1)), n_iters=3), np.full((3, 1), 1 / 3), rtol=1e-15)
     P = attnspec.sinkhorn_unbalanced_plan([[1e4, -1e4], [-1e4, 1e4]], n_iters=3)
-    np.testing.assert_allclose(P, [[0.5, 0.0], [0.0, 0.5]], rtol=1e-11)
+    np.testing.assert_array_equal(P, [[0.5, 0.0], [0.0, 0.5]])
+
+
+@pytest.mark.parametrize("size", [1e4, 1e16, 1e300])
+def test_scores_that_swallow_the_potentials(size):
+    # Rows (1, 0), (1/2, 1/2), by 1/2; columns (3/4, 1/4) moved half of the way to (1/2, 1/2) where rho = eps; rows again.
+    S = np.array([[size, 0.0], [0.0, 0.0]])
+    r = np.sqrt([2 / 3, 2.0])
+    np.testing.assert_allclose(attnspec.sinkhorn_unbalanced_plan(S, n_iters=2, rho=1.0), [[r[0] / 2, 0.0], r / 4], rtol=1e-14)
+    np.testing.assert_allclose(attnspec.sinkhorn_unbalanced_plan(S, n_iters=3, rho=1.0), [[0.5, 0.0], r / r.sum() / 2], rtol=1e-14)
+
+
+@pytest.mark.parametrize("rho", [0.0, 1e-310, 1.0, 1e308, np.inf])
+def test_eps_and_scores_at_the_ends_of_the_range(rho):
+    P = attnspec.sinkhorn_unbalanced_plan([[1e308, 0.0], [-1e308, 0.0]], n_iters=3, eps=1e-310, rho=rho)
+    np.testing.assert_array_equal(P, [[0.5, 0.0], [0.0, 0.5]])
 
 
 @pytest.mark.parametrize("n, m", [(0, 3), (3, 0)])

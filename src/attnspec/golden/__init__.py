@@ -18,7 +18,8 @@ FOLDER = resources.files("attnspec.golden")
 class GoldenCase:
     """One call of a formula with what an independent implementation returned for it.
 
-    tol bounds |got - expect| relative to the larger of 1 and |expect|: 1e-12, or 1e-6 where the source computes in float32.
+    tol bounds |got - expect| relative to the larger of 1 and |expect|: 1e-12, 1e-6 where the source computes in float32, and in
+    between where the source's own arithmetic is no better (its row in PROVENANCE.md says why).
     """
 
     args: dict[str, Any]

@@ -3,7 +3,7 @@
 import numpy as np
 
 import attnspec
-from attnspec.conformance.identities import identity
+from attnspec.conformance.identities import directional, identity
 
 
 def shared_mass(x):
@@ -13,8 +13,8 @@ def shared_mass(x):
 
 
 def converged(scores, **options):
-    """The limit of Sinkhorn's iterations: for scores of size 1 they converge geometrically, here far below rounding."""
-    return attnspec.sinkhorn_plan(scores, n_iters=4001, tol=1e-15, **options)
+    """The limit of Sinkhorn's iterations: for scores of size 1 they converge geometrically, here to rounding."""
+    return attnspec.sinkhorn_plan(scores, n_iters=4001, tol=1e-14, **options)
 
 
 def random_keys(x):
@@ -28,6 +28,12 @@ def half_steps(x):
     return int(x.rng.integers(1, 7))
 
 
+def plan_options(x):
+    """Options of a plan, all away from their defaults."""
+    return {"n_iters": half_steps(x), "eps": x.rng.uniform(0.5, 2.0), "key_mask": random_keys(x),
+            "key_marginal": x.rng.choice(["valid", "all"])}
+
+
 @identity("one half-step is softmax attention", "sinkhorn_attention")
 def _(x):
     q, k, v = x.qkv(x.h)
@@ -38,6 +44,16 @@ def _(x):
 def _(x):
     A = attnspec.sinkhorn_attention(*x.qkv(x.h), n_iters=2 * half_steps(x) - 1, return_weights=True).weights
     return A.sum(-1), np.ones((x.h, x.n))
+
+
+@identity("A is n, m or 1 times the plan", "sinkhorn_attention", "sinkhorn_plan")
+def _(x):
+    q, k, v = x.qkv(x.h)
+    scaling, factor = [("rows", x.n), ("cols", x.m), ("none", 1)][x.rng.integers(3)]
+    T, eps = half_steps(x), 0.7
+    result = attnspec.sinkhorn_attention(q, k, v, n_iters=T, eps=eps, scale=1.0, output_scaling=scaling, return_weights=True)
+    A = factor * attnspec.sinkhorn_plan(q @ np.swapaxes(k, -1, -2), n_iters=T, eps=eps)
+    return np.concatenate([result.weights, result.out], -1), np.concatenate([A, A @ v], -1)
 
 
 @identity("columns of A sum to 1 after a column step, output_scaling 'cols'", "sinkhorn_attention")
@@ -67,7 +83,7 @@ def _(x):
 def _(x):
     q, k, v = x.qkv()
     q, k = 0.5 * q, 0.5 * k
-    options = {"n_iters": 4001, "tol": 1e-15}
+    options = {"n_iters": 4001, "tol": 1e-14}
     return (attnspec.sinkhorn_attention(q, k, v, scale=0.5, cost="squared_distance", **options),
             attnspec.sinkhorn_attention(q, k, v, scale=1.0, **options))
 
@@ -138,6 +154,17 @@ def _(x):
     return R - R[:, :1] - R[:1] + R[:1, :1], np.zeros((x.n, x.m))
 
 
+@identity("tol stops after the first row step that changes u by less, summed over rows and averaged over a batch", "sinkhorn_plan")
+def _(x):
+    S, tol, change, T, before = x.normal(x.h, x.n, x.m), 0.05, np.inf, -1, 0.0
+    while change >= tol:
+        T += 2
+        u = attnspec.sinkhorn_potentials(S, n_iters=T).u
+        change, before = np.abs(u - before).sum(-1).mean(), u
+    result = attnspec.sinkhorn_plan(S, n_iters=T + 4, tol=tol, return_info=True)
+    return np.append(result.plan, result.n_iters), np.append(attnspec.sinkhorn_plan(S, n_iters=T), T)
+
+
 @identity("a masked key is a removed column", "sinkhorn_plan")
 def _(x):
     S, keep, T = x.normal(x.n, x.m), random_keys(x), half_steps(x)
@@ -170,6 +197,32 @@ def _(x):
     return attnspec.sinkhorn_plan_backward(S, G, n_iters=301), G * P - P * (ab[: x.n, None] + ab[x.n :])
 
 
+@identity("sum of dS times a direction is the derivative of <dP, P> along it, by complex step", "sinkhorn_plan_backward")
+def _(x):
+    S, G, options = x.normal(x.n, x.m), x.normal(x.n, x.m), plan_options(x)
+    gradients = {"scores": attnspec.sinkhorn_plan_backward(S, G, **options)}
+    return directional(x, lambda scores: attnspec.sinkhorn_plan(scores, **options), gradients, {"scores": S}, G)
+
+
+@identity("sum of all gradients times a direction is the derivative of <dO, o> along it, by complex step", "sinkhorn_attention_backward")
+def _(x):
+    arrays, do = dict(zip("qkv", x.qkv(x.h), strict=True)), x.normal(x.h, x.n, x.e)
+    options = {**plan_options(x), "scale": 0.4, "cost": x.rng.choice(["dot", "squared_distance"]),
+               "output_scaling": x.rng.choice(["rows", "cols", "none"])}
+    got = attnspec.sinkhorn_attention_backward(**arrays, do=do, **options)
+    gradients = {"q": got.dq, "k": got.dk, "v": got.dv}
+    return directional(x, lambda **moved: attnspec.sinkhorn_attention(**moved, **options), gradients, arrays, do)
+
+
+@identity("at the limit the implicit gradient is the unrolled one", "sinkhorn_plan_backward", "sinkhorn_attention_backward")
+def _(x):
+    q, k, v = (0.5 * array for array in x.qkv())
+    options = {"n_iters": 401, "eps": 0.8, "key_mask": random_keys(x), "scale": 0.5}
+    do = x.normal(x.n, x.e)
+    got, want = (attnspec.sinkhorn_attention_backward(q, k, v, do, gradient=name, **options) for name in ("implicit", "unrolled"))
+    return np.concatenate([g.ravel() for g in got[:3]]), np.concatenate([w.ravel() for w in want[:3]])
+
+
 @identity("one half-step has the gradients of softmax attention", "sinkhorn_attention_backward")
 def _(x):
     q, k, v = x.qkv(x.h)
@@ -195,10 +248,25 @@ def _(x):
     return dk.sum(0), np.zeros(x.d)
 
 
-@identity("rho = infinity is the balanced plan", "sinkhorn_unbalanced_plan")
+@identity("a large rho holds the columns as the balanced plan does", "sinkhorn_unbalanced_plan")
 def _(x):
-    S, T = x.normal(x.h, x.n, x.m), half_steps(x)
-    return attnspec.sinkhorn_unbalanced_plan(S, n_iters=T, rho=np.inf), attnspec.sinkhorn_plan(S, n_iters=T)
+    S, T, rho, eps = x.normal(x.n, x.m), half_steps(x), 1e9, 0.7
+    got = attnspec.sinkhorn_unbalanced_plan(S, n_iters=T, rho=rho, eps=eps, return_info=True)
+    # Logarithms of K that differ by d differ by 2 d after a normalisation; a relaxed one leaves v / rho of its columns undone.
+    d = 0.0
+    for t in range(1, T + 1):
+        v = attnspec.sinkhorn_unbalanced_plan(S, n_iters=t, rho=rho, eps=eps, return_info=True).v
+        d = 2 * d + (np.abs(v).max() / rho if t % 2 == 0 else 0.0)
+    want = attnspec.sinkhorn_plan(S, n_iters=T, eps=eps)
+    return got.plan, want, np.expm1(d) * want.max()
+
+
+@identity("the second half-step multiplies columns by (nu_j / sum_i P_ij)^(rho / (rho + eps))", "sinkhorn_unbalanced_plan")
+def _(x):
+    S, rho, eps, keep = x.normal(x.h, x.n, x.m), 1.3, 0.6, random_keys(x)
+    P = attnspec.sinkhorn_plan(S, n_iters=1, eps=eps, key_mask=keep)
+    factor = np.where(keep, P.sum(-2, keepdims=True) * keep.sum(), 1.0) ** (-rho / (rho + eps))
+    return attnspec.sinkhorn_unbalanced_plan(S, n_iters=2, rho=rho, eps=eps, key_mask=keep), P * factor
 
 
 @identity("rho = 0 is the softmax over n, for every T", "sinkhorn_unbalanced_plan")
@@ -243,6 +311,13 @@ def _(x):
     return gap, eps * np.sum(P * np.log(P / K) - P + K)
 
 
+@identity("a masked key, whatever its potential, is a removed one", "sinkhorn_dual_value")
+def _(x):
+    S, u, v, keep = x.normal(x.n, x.m), x.normal(x.n), x.normal(x.m), random_keys(x)
+    return (attnspec.sinkhorn_dual_value(S, u, v, eps=0.7, key_mask=keep),
+            attnspec.sinkhorn_dual_value(S[:, keep], u, v[keep], eps=0.7))
+
+
 @identity("weak duality: the dual value is at most the primal value", "sinkhorn_primal_value", "sinkhorn_dual_value")
 def _(x):
     S, u, v = x.normal(x.n, x.m), 0.3 * x.normal(x.n), 0.3 * x.normal(x.m)
@@ -259,7 +334,7 @@ def _(x):
 @identity("at the limit primal = dual = <mu, u> + <nu, v>", "sinkhorn_primal_value", "sinkhorn_dual_value", "sinkhorn_potentials")
 def _(x):
     S = x.normal(x.n, x.m)
-    u, v = attnspec.sinkhorn_potentials(S, n_iters=4001, tol=1e-15)
+    u, v = attnspec.sinkhorn_potentials(S, n_iters=4001, tol=1e-14)
     return ([attnspec.sinkhorn_primal_value(converged(S), S), attnspec.sinkhorn_dual_value(S, u, v)],
             np.full(2, u.mean() + v.mean()))
 
@@ -324,11 +399,12 @@ def _(x):
     return attnspec.scaled_dot_product_attention(q, k, v, scale=1.0), attnspec.goat_head_attention(v=v, **arrays, **where)
 
 
-@identity("q~ times k~ = <q, k> / sqrt(D_c) + K", "goat_augmented_qk", "goat_log_prior")
+@identity("q~ times k~ = <q, k> / sqrt(D_c) + K, on a grid and with a class token as well", "goat_augmented_qk", "goat_log_prior")
 def _(x):
-    arrays = x.arrays("goat_augmented_qk", h=x.h, hk=x.h, r=2, d=x.d + 5)
-    q, k = attnspec.goat_augmented_qk(**arrays)
-    prior = attnspec.goat_log_prior(np.arange(x.n), np.arange(x.m), arrays["a"], arrays["b"], arrays["u"])
+    arrays = x.arrays("goat_augmented_qk", h=x.h, hk=x.h, r=3, d=x.d + 7)
+    where = [{}, {"grid": (2, 4)}, {"grid": (3, 3), "cls": True}][x.rng.integers(3)]
+    q, k = attnspec.goat_augmented_qk(**arrays, **where)
+    prior = attnspec.goat_log_prior(np.arange(x.n), np.arange(x.m), arrays["a"], arrays["b"], arrays["u"], **where)
     content = arrays["q"][..., : x.d] @ np.swapaxes(arrays["k"][..., : x.d], -1, -2)
     return q @ np.swapaxes(k, -1, -2), content / np.sqrt(x.d) + prior
 
@@ -340,6 +416,24 @@ def _(x):
     q, k = arrays["q"][..., : x.d], arrays["k"][..., : x.d]
     return (attnspec.goat_head_attention(**arrays, causal=True),
             attnspec.scaled_dot_product_attention(q, k, arrays["v"], bias=prior, causal=True))
+
+
+@identity("under a causal mask a chunk of queries at its offset gets its rows of the whole", "goat_head_attention")
+def _(x):
+    arrays = goat_heads(x, r=1, d=x.d + 3, m=x.n)
+    t, shift = x.rng.integers(0, x.n), int(x.rng.integers(-20, 20))
+    full = attnspec.goat_head_attention(**arrays, causal=True)
+    chunk = {**arrays, "q": arrays["q"][..., t:, :]}
+    first = {"query_offset": shift + int(t), "key_offset": shift, "causal": x.rng.choice(["bottom-right", "top-left"])}
+    return attnspec.goat_head_attention(**chunk, **first), full[..., t:, :]
+
+
+@identity("a causal mask compares positions: offsets that move queries back hide keys", "goat_head_attention")
+def _(x):
+    arrays = goat_heads(x, r=1, d=x.d + 3)
+    where = {"query_offset": int(x.rng.integers(-4, 9)), "key_offset": int(x.rng.integers(-4, 9))}
+    seen = np.arange(x.m) + where["key_offset"] <= np.arange(x.n)[:, None] + where["query_offset"]
+    return attnspec.goat_head_attention(**arrays, causal=True, **where), attnspec.goat_head_attention(**arrays, mask=seen, **where)
 
 
 @identity("a constant added to u changes nothing", "goat_head_attention")
@@ -395,7 +489,46 @@ def _(x):
     return K, line + a[:, 1, None, None]                               # in columns all patches lie at the same place: cos(0) = 1
 
 
-@identity("R = 0 with a zero network is ALiBi", "goat_attention", "goat_key_prior")
+@identity("on a grid the first R - R//2 waves run along the rows, the others along the columns", "goat_log_prior")
+def _(x):
+    R, (i, j) = int(x.rng.integers(1, 6)), (x.rng.integers(0, 15, size) for size in (x.n, x.m))
+    a, b, rows = x.normal(x.h, R), x.normal(x.h, R), np.arange(R) < R - R // 2
+    along_rows = attnspec.goat_log_prior(i // 5, j // 5, rows * a, rows * b, position_base=30.0)
+    along_columns = attnspec.goat_log_prior(i % 5, j % 5, ~rows * a, ~rows * b, position_base=30.0)
+    return attnspec.goat_log_prior(i, j, a, b, position_base=30.0, grid=(3, 5)), along_rows + along_columns
+
+
+@identity("patches after a class token have the relative prior of patches without one; the token itself has none", "goat_log_prior")
+def _(x):
+    a, b = x.normal(x.h, 3), x.normal(x.h, 3)
+    want = np.zeros((x.h, x.n + 1, x.m + 1))
+    want[:, 1:, 1:] = attnspec.goat_log_prior(np.arange(x.n), np.arange(x.m), a, b, grid=(2, 4))
+    return attnspec.goat_log_prior(np.arange(x.n + 1), np.arange(x.m + 1), a, b, grid=(2, 4), cls=True), want
+
+
+@identity("patches after a class token have the waves of patches without one, and the token's are 0", "goat_key_prior")
+def _(x):
+    net = x.arrays("goat_key_prior", hk=x.h)
+    del net["key_positions"], net["recency"]
+    net["bump"] = np.zeros(x.h)
+    net["w1"][:, -2:] = 0.0                                            # j / N and its logarithm, which do count the token
+    z = net["b1"]
+    token = net["gain"] * (np.sum(net["w2"] * z / (1 + np.exp(-z))) + net["b2"])
+    patches = attnspec.goat_key_prior(np.arange(x.m), **net, grid=(2, 4))
+    return (attnspec.goat_key_prior(np.arange(x.m + 1), **net, grid=(2, 4), cls=True),
+            np.concatenate([token[:, None], patches], axis=-1))
+
+
+@identity("with a training length, masking the last keys removes them", "goat_attention")
+def _(x):
+    arrays = x.arrays("goat_attention", c=3, d=8)
+    t = int(x.rng.integers(0, x.m + 1))
+    kept = {**arrays, "k_input": arrays["k_input"][:t], "v_input": arrays["v_input"][:t]}
+    return (attnspec.goat_attention(**arrays, key_mask=np.arange(x.m) < t, training_length=16),
+            attnspec.goat_attention(**kept, training_length=16))
+
+
+@identity("R = 0 with a zero network is ALiBi", "goat_attention")
 def _(x):
     arrays = x.arrays("goat_attention", c=x.d, h=x.h, hk=x.h, r=0, d=3)
     for name in ("w1", "b1", "w2", "b2", "bump"):
@@ -411,8 +544,9 @@ def _(x):
 
 @identity("rows of the weights sum to 1", "goat_attention", "goat_head_attention")
 def _(x):
-    weights = attnspec.goat_attention(**x.arrays("goat_attention"), return_weights=True).weights
-    return weights.sum(-1), np.ones(weights.shape[:-1])
+    layer = attnspec.goat_attention(**x.arrays("goat_attention", h=2, hk=2), return_weights=True).weights
+    heads = attnspec.goat_head_attention(**goat_heads(x, r=1, d=x.d + 3), return_weights=True).weights
+    return np.concatenate([layer.sum(-1), heads.sum(-1)]), np.ones((2 + x.h, x.n))
 
 
 @identity("with a training length, a row of the causal result is the decoding step on its prefix", "goat_attention")
@@ -447,6 +581,22 @@ def _(x):
     options = {"competition": x.rng.choice(["sources", "heads"]), "feature": x.rng.choice(["sigmoid", "relu"]), "flow_eps": 1e-6}
     out, A, _ = attnspec.flow_attention(q, k, v, **options, return_weights=True)
     return out, A @ v
+
+
+@identity("one query and one key at flow s: sigma(s / (s + f) + f) s / (s + f) v, f being added to all flows", "flow_attention")
+def _(x):
+    q, k, v, f = x.normal(x.h, 1, x.d), x.normal(x.h, 1, x.d), x.normal(x.h, 1, x.e), x.rng.uniform(0.0, 2.0)
+    s = np.sum(1 / (1 + np.exp(-q)) / (1 + np.exp(-k)), axis=-1, keepdims=True)
+    passed = s / (s + f)
+    return attnspec.flow_attention(q, k, v, eps=0.0, flow_eps=f), passed / (1 + np.exp(-passed - f)) * v
+
+
+@identity("heads compete as those of q, k and v broadcast together", "flow_attention")
+def _(x):
+    q, k, v = x.normal(x.n, x.d), x.normal(1, x.m, x.d), x.normal(x.h, x.m, x.e)
+    repeated = [np.broadcast_to(q, (x.h, x.n, x.d)), np.broadcast_to(k, (x.h, x.m, x.d)), v]
+    return (attnspec.flow_attention(q, k, v, competition="heads", clip=None),
+            attnspec.flow_attention(*repeated, competition="heads", clip=None))
 
 
 @identity("permuting keys and values together changes nothing", "flow_attention")
