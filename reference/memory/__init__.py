@@ -24,7 +24,7 @@ from attnspec.reference.memory.hopfield_bounds import (
     hopfield_separation,
     hopfield_storage_radius,
 )
-from attnspec.reference.memory.sdm import SDMStorage, sdm_pattern_read, sdm_read, sdm_write
+from attnspec.reference.memory.sdm import SDMStorage, sdm_read, sdm_update, sdm_write
 from attnspec.reference.memory.sdm_attention import sdm_attention
 from attnspec.reference.memory.sdm_beta import SDMBetaFit, sdm_fit_beta
 from attnspec.reference.memory.sdm_cap import sdm_cap_intersection
@@ -63,8 +63,8 @@ __all__ = [
     "sdm_critical_distance",
     "sdm_fit_beta",
     "sdm_optimal_radius",
-    "sdm_pattern_read",
     "sdm_read",
+    "sdm_update",
     "sdm_write",
     "universal_hopfield",
     "universal_hopfield_similarity",

@@ -161,10 +161,10 @@ def whole_exponentials(beta, d, m):
     latex=r"\xi_i\leftarrow\Big[\sum_m w_{im}\,q_m>\tfrac12\sum_m w_{im}\Big],\quad w_{im}=I(\mathrm{Ham}(p_m,\xi_i))"
           r"\ \text{or}\ e^{\beta\,(1-2\,\mathrm{Ham}(p_m,\xi_i)/d)}",
     workspace="... n m",
-    draw=draw_memory(lambda: sdm_pattern_read.record),
+    draw=draw_memory(lambda: sdm_update.record),
     **FACTS,
 )
-def sdm_pattern_read(queries, addresses, pointers, *, radius=None, weighting="circle", beta=None, n_iters=1):
+def sdm_update(queries, addresses, pointers, *, radius=None, weighting="circle", beta=None, n_iters=1):
     """Bits (..., n, d) read by queries (..., n, d) from a memory of the patterns with a neuron at every address.
 
     addresses, pointers: (..., m, d) where and what each pattern has written, bits.  radius: Hamming radius of the circles, 0 to d;
@@ -173,7 +173,7 @@ def sdm_pattern_read(queries, addresses, pointers, *, radius=None, weighting="ci
     n_iters: how often to read at most; the answer is the next query.
     Raises ValueError where shapes do not match, an array is not of bits or an option is out of range or missing, naming the argument.
 
-    >>> sdm_pattern_read([[0, 0, 0, 1]], [[0, 0, 0, 0], [1, 1, 1, 0]], [[1, 0, 1, 0], [0, 1, 1, 1]], radius=1)    # 1 and 4 bits away
+    >>> sdm_update([[0, 0, 0, 1]], [[0, 0, 0, 0], [1, 1, 1, 0]], [[1, 0, 1, 0], [0, 1, 1, 1]], radius=1)    # 1 and 4 bits away
     array([[1, 0, 1, 0]])
     """
     one_of("weighting", weighting, WEIGHTINGS)

@@ -860,45 +860,45 @@ def _(x):
     return attnspec.sdm_read(queries, locations, *attnspec.sdm_write(locations, address, pointer, radius=radius), radius=radius), want
 
 
-@identity("with a neuron at every address the pattern view by circles is reading neurons", "sdm_pattern_read", "sdm_read", "sdm_write")
+@identity("with a neuron at every address the pattern view by circles is reading neurons", "sdm_update", "sdm_read", "sdm_write")
 def _(x):
     locations = np.array(list(np.ndindex((2,) * x.d)))
     addresses, pointers, queries = bits(x, x.m, x.d), bits(x, x.m, x.d), bits(x, x.n, x.d)
     options = {"radius": int(x.rng.integers(0, x.d + 1)), "n_iters": int(x.rng.integers(1, 4))}
     memory = attnspec.sdm_write(locations, addresses, pointers, radius=options["radius"])
-    return attnspec.sdm_pattern_read(queries, addresses, pointers, **options), attnspec.sdm_read(queries, locations, *memory, **options)
+    return attnspec.sdm_update(queries, addresses, pointers, **options), attnspec.sdm_read(queries, locations, *memory, **options)
 
 
-@identity("a large beta reads the nearest pattern", "sdm_pattern_read")
+@identity("a large beta reads the nearest pattern", "sdm_update")
 def _(x):
     addresses, pointers, queries = bits(x, x.m, x.d), bits(x, x.m, x.d), bits(x, x.n, x.d)
     distance = (queries[:, None] != addresses).sum(-1)
     nearest = (distance == distance.min(-1, keepdims=True)).astype(int)
     lead = nearest @ (2 * pointers - 1)                                # where the nearest are at a tie, the next ones decide
-    bits_read = attnspec.sdm_pattern_read(queries, addresses, pointers, weighting="exponential", beta=1e4)
+    bits_read = attnspec.sdm_update(queries, addresses, pointers, weighting="exponential", beta=1e4)
     return np.where(lead == 0, 0, bits_read), (lead > 0).astype(int)
 
 
-@identity("beta is fitted to the circles unless given", "sdm_pattern_read", "sdm_attention", "sdm_fit_beta")
+@identity("beta is fitted to the circles unless given", "sdm_update", "sdm_attention", "sdm_fit_beta")
 def _(x):
     d, n, m = x.d + 1, 20 * x.n, x.m + 2
     radius = int(x.rng.integers(2, d + 1))
     options = {"weighting": "exponential", "beta": attnspec.sdm_fit_beta(n_bits=d, radius=radius).beta}
     queries, addresses, pointers = bits(x, n, d), bits(x, m, d), bits(x, m, d)
     real = x.normal(x.n, d), x.normal(x.m, d), x.normal(x.m, d)
-    got = [attnspec.sdm_pattern_read(queries, addresses, pointers, radius=radius, weighting="exponential"),
+    got = [attnspec.sdm_update(queries, addresses, pointers, radius=radius, weighting="exponential"),
            attnspec.sdm_attention(*real, radius=radius, weighting="exponential")]
-    want = [attnspec.sdm_pattern_read(queries, addresses, pointers, **options), attnspec.sdm_attention(*real, **options)]
+    want = [attnspec.sdm_update(queries, addresses, pointers, **options), attnspec.sdm_attention(*real, **options)]
     return np.concatenate(got), np.concatenate(want)
 
 
-@identity("exponential reading: the bits where most of the weight exp(beta cos) says 1", "sdm_pattern_read")
+@identity("exponential reading: the bits where most of the weight exp(beta cos) says 1", "sdm_update")
 def _(x):
     addresses, pointers, queries = bits(x, x.m, x.d), bits(x, x.m, x.d), bits(x, x.n, x.d)
     beta = float(x.rng.uniform(-5, 5))
     w = np.exp(beta * (1 - 2 * (queries[:, None] != addresses).sum(-1) / x.d))
     lead = w @ (2 * pointers - 1) / w.sum(-1, keepdims=True)
-    read = attnspec.sdm_pattern_read(queries, addresses, pointers, weighting="exponential", beta=beta)
+    read = attnspec.sdm_update(queries, addresses, pointers, weighting="exponential", beta=beta)
     decided = np.abs(lead) > 1e-12
     return np.where(decided, read, 0), np.where(decided, lead > 0, 0)
 

@@ -140,7 +140,7 @@ def _(z, case):
                       {"out": out})
 
 
-@packs("sdm_read_write__bricken_official__*", formula="sdm_pattern_read", source=f"{BRICKEN}, update_using_cache, update_Binary_Attention",
+@packs("sdm_read_write__bricken_official__*", formula="sdm_update", source=f"{BRICKEN}, update_using_cache, update_Binary_Attention",
        edits="none; bits at an exact tie, which rounding decides in the code (here for 1), are left out of _circle")
 def _(z, case):
     queries, addresses, pointers, circle, attention = rows(z, "queries", "pattern_addr", "pattern_ptr", "out_circle", "out_attention")
