@@ -101,7 +101,7 @@ def gather(
     record: Formula, input_path: Path | None, args: Iterable[str], settings: Iterable[str], shape: str | None, seed: int, dtype: str | None,
     allow_nonfinite: bool,
 ) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
-    """(arrays, options, files read) for one formula: the user's arrays, or drawn ones where no required array was given."""
+    """(arrays, options, files read) for one formula: the user's arrays, or drawn ones where there is no --input and no required --arg."""
     options = parse_settings(record, settings)
     files: list[Path] = []
     arrays: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def gather(
 
     arrays.update({name: options.pop(name) for name in record.arrays if options.get(name) is not None})
     missing = [name for name in record.required if name not in arrays]
-    if all(is_number(record, name) or name in missing for name in record.required):
+    if input_path is None and all(is_number(record, name) or name in missing for name in record.required):
         arrays = {**draw(record, shape, seed), **arrays}
     elif missing:
         raise Refusal(f"{missing[0]}: missing; {record.name} needs {', '.join(record.required)}, got {', '.join(arrays)}")

@@ -221,6 +221,8 @@ class TestRefusals:
         assert call("run", "cog_attention", "--input", "heads.npz", "--set", "enable_gqa=true").exit_code == 0
 
     def test_keys(self, call):
+        np.savez("mask.npz", mask=np.ones((5, 7), bool))
+        refused(call("run", "cog_attention", "--input", "mask.npz"), "q: missing", "needs q, k, v, got mask")
         np.savez("less.npz", q=q, k=k)
         refused(call("run", "cog_attention", "--input", "less.npz"), "v: missing", "needs q, k, v, got q, k")
         np.savez("more.npz", q=q, k=k, v=v, values=v)

@@ -31,6 +31,10 @@ ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bflo
 HALF_SUBNORMAL = {"float64": 2.0**-1075, "float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
 
 
+class NoBound(Exception):
+    """No error bound is derived for this formula, or not for these options."""
+
+
 class Precision(NamedTuple):
     """Unit roundoffs of the accumulation and of the input and output dtype, and half the output's smallest subnormal number."""
 
@@ -193,7 +197,7 @@ def gate_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -
     derived = {"position": "G1", "activation": "sigmoid", "mode": "multiplicative"}
     other_kind = any(call.get(name, value) != value for name, value in derived.items())
     if other_kind or call.get("b_gate") is not None or call.get("w_o") is not None:
-        raise NotImplementedError("the bound of gates is derived for multiplicative sigmoid gates without bias at G1")
+        raise NoBound("the bound of gates is derived for multiplicative sigmoid gates without bias at G1")
     _, u, eta = precision
     x, w = (np.asarray(call[name], dtype=np.float64) for name in ("x", "w_gate"))
     inner = softmax_bound(record, call, precision)["out"]
@@ -209,7 +213,7 @@ def gate_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -
 def tensor_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
     """Softmax over the pairs (j1, j2) of two sets of keys."""
     if call.get("k3") is not None:
-        raise NotImplementedError("no bound is derived for more than two sets of keys")
+        raise NoBound("no bound is derived for more than two sets of keys")
     a, u, _ = precision
     q, k1, k2, v1, v2 = (np.asarray(call[name], dtype=np.float64) for name in ("q", "k1", "k2", "v1", "v2"))
     if call.get("enable_gqa"):
@@ -241,7 +245,7 @@ def tensor_bound(record: Formula, call: Mapping[str, Any], precision: Precision)
 def hopfield_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
     """A fixed number of updates whose state is kept in the accumulation's precision; J carries an update's error through the next."""
     if record.name == "hopfield_retrieve" and call.get("n_iters", 0) != 0 and call.get("tol", 1e-4) is not None:
-        raise NotImplementedError("the bound of Hopfield retrieval is derived for a fixed number of updates, tol=None")
+        raise NoBound("the bound of Hopfield retrieval is derived for a fixed number of updates, tol=None")
     a, u, eta = precision
     x, y = (np.asarray(call[name], dtype=np.float64) for name in ("state", "stored"))
     values = y if call.get("projection") is None else np.asarray(call["projection"], dtype=np.float64)
@@ -273,7 +277,7 @@ def sinkhorn_bound(record: Formula, call: Mapping[str, Any], precision: Precisio
     q, k, v = (np.asarray(call[name], dtype=np.float64) for name in ("q", "k", "v"))
     other_form = call.get("output_scaling", "rows") != "rows" or call.get("cost", "dot") != "dot"
     if other_form or call.get("tol") is not None or call.get("key_mask") is not None:
-        raise NotImplementedError("the Sinkhorn bound is derived for dot products, row scaling, all keys and a fixed number of half-steps")
+        raise NoBound("the Sinkhorn bound is derived for dot products, row scaling, all keys and a fixed number of half-steps")
     eps, T = call.get("eps", 1.0), call.get("n_iters", 3)
     n, m = q.shape[-2], k.shape[-2]
     scale = default_scale(call.get("scale"), q)
@@ -363,7 +367,7 @@ def summed_like(gradients: dict[str, np.ndarray], call: Mapping[str, Any]) -> di
 def softmax_gradients_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
     """Gradients of softmax attention by q, k and v."""
     if any(call.get(name) is not None for name in ("sink", "bias", "softcap")):
-        raise NotImplementedError("the bound of softmax gradients is derived without sink, bias and softcap")
+        raise NoBound("the bound of softmax gradients is derived without sink, bias and softcap")
     x = logits_of(call, precision)
     P, _ = softmax_weights(x.s, x.visible)
     return summed_like(gradients_bound(x, P, False, call, precision), call)
@@ -392,9 +396,9 @@ BOUNDS: dict[str, Callable[[Formula, Mapping[str, Any], Precision], dict[str, np
 def bound(record: Formula, arrays: Mapping[str, Any], options: Mapping[str, Any], dtype: str) -> dict[str, np.ndarray]:
     """Bounds on |twin - reference| for the outputs of one call, by name.
 
-    Raises NotImplementedError where no bound is derived for the formula or for these options.
+    Raises NoBound where no bound is derived for the formula or for these options.
     """
     if record.bound not in BOUNDS:
-        raise NotImplementedError(f"no error bound is derived for {record.name} yet")
+        raise NoBound(f"no error bound is derived for {record.name} yet")
     with np.errstate(over="ignore", invalid="ignore"):                 # exp of a hopeless error: the bound is then infinite
         return BOUNDS[record.bound](record, {**arrays, **options}, Precision.of(dtype))
