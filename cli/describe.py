@@ -58,7 +58,7 @@ def list_command(family: str | None, as_json: bool, markdown: bool) -> None:
         click.echo("| formula | family | equation | source | known by |\n|---|---|---|---|---|")
         for record in records.values():
             equation = record.equation.replace("|", "\\|")
-            click.echo(f"| `{record.name}` | {record.family} | {equation} | {record.source} | {record.status} |")
+            click.echo(f"| `{record.name}` | {record.family} | `{equation}` | {record.source} | {record.status} |")
         return
     rows = [("formula", "family", "backends", "source")]
     rows += [(record.name, record.family, ", ".join(backends_of(record)), short_source(record.source)) for record in records.values()]
