@@ -233,16 +233,9 @@ def prior_gate(q_content, gate_scale, gate_bias):
     return sigmoid(gate_bias[:, None] - softplus(gate_scale)[:, None] * size)
 
 
-def per_query_head(x, q, k, enable_gqa):
-    """x (hk, ...) with one entry per query head, after checking that the key heads are as many as enable_gqa allows."""
-    h, hk = q.shape[-3], k.shape[-3]
-    if h == hk:
-        return x
-    if not enable_gqa:
-        raise ValueError(f"k: expected {h} heads as in q, got {hk}; for grouped heads set enable_gqa=True")
-    if hk == 0 or h % hk:
-        raise ValueError(f"k: expected a number of heads that divides the {h} of q, got {hk}")
-    return np.repeat(x, h // hk, axis=0)
+def per_query_head(x, q, k):
+    """x (hk, ...) with one entry per query head."""
+    return np.repeat(x, q.shape[-3] // max(k.shape[-3], 1), axis=0)
 
 
 def fitting(sizes):
@@ -307,7 +300,7 @@ def goat_augmented_qk(
     phase_j, placed_j = phases(j, w, grid, cls)
     cos_i, sin_i = placed_i * np.cos(phase_i), placed_i * np.sin(phase_i)
     cos_j, sin_j = placed_j * np.cos(phase_j), placed_j * np.sin(phase_j)
-    A, B = (per_query_head(x, q, k, enable_gqa)[:, None, :] for x in (a, b))
+    A, B = (per_query_head(x, q, k)[:, None, :] for x in (a, b))
     D_c = content_width(q.shape[-1], a, u)
     q, k = q[..., :D_c], k[..., :D_c]
     g = prior_gate(q, gate_scale, gate_bias)[..., None]
@@ -355,7 +348,7 @@ def goat_head_attention(
     array([[[3.]]])
     """
     i, j = sequence_positions(q.shape[-2], k.shape[-2], causal, query_offset, key_offset)
-    K = per_query_head(goat_log_prior(i, j, a, b, u, position_base=position_base, grid=grid, cls=cls), q, k, enable_gqa)
+    K = per_query_head(goat_log_prior(i, j, a, b, u, position_base=position_base, grid=grid, cls=cls), q, k)
     D_c = content_width(q.shape[-1], a, u)
     q, k = q[..., :D_c], k[..., :D_c]
     g = prior_gate(q, gate_scale, gate_bias)[..., None]
