@@ -155,6 +155,22 @@ def quietly(function):
     return quiet
 
 
+def checked_arguments(record: Formula, signature: inspect.Signature, args, kwargs, convert=inputs.as_array) -> inspect.BoundArguments:
+    """The arguments of a call, its flags checked and its arrays checked and converted by the record's shapes.
+
+    Raises TypeError where the call does not fit the signature, and as `inputs.checked_arrays` does.
+    """
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(inputs.explain_signature(record, str(error), kwargs)) from None
+    for name, parameter in signature.parameters.items():
+        if isinstance(parameter.default, bool) and name != "causal" and name in bound.arguments:
+            inputs.one_of(name, bound.arguments[name], (True, False))
+    bound.arguments.update(inputs.checked_arrays(record, bound.arguments, convert))
+    return bound
+
+
 def formula(*, family: str, shapes: Mapping[str, str], equation: str, latex: str, source: str, status: str = "verified-code", **facts: Any):
     """Attach a record to a reference function (see `Formula`) and check and convert its arrays before each call.
 
@@ -164,18 +180,10 @@ def formula(*, family: str, shapes: Mapping[str, str], equation: str, latex: str
     def attach(function):
         @functools.wraps(function)
         def checked(*args, **kwargs):
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(inputs.explain_signature(record, str(error), kwargs)) from None
-            for name in flags:
-                if name in bound.arguments:
-                    inputs.one_of(name, bound.arguments[name], (True, False))
-            bound.arguments.update(inputs.checked_arrays(record, bound.arguments))
+            bound = checked_arguments(record, signature, args, kwargs)
             return quietly(function)(*bound.args, **bound.kwargs)
 
         signature = inspect.signature(function)
-        flags = [p.name for p in signature.parameters.values() if isinstance(p.default, bool) and p.name != "causal"]
         record = Formula(
             name=function.__name__, family=family, shapes=dict(shapes), equation=equation, latex=latex, source=source, status=status,
             function=checked, draw_arrays=facts.pop("draw", None), **facts,

@@ -68,9 +68,10 @@ def as_array(name: str, value: Any, kind: str = "real") -> np.ndarray:
     return array
 
 
-def checked_arrays(record, arguments: dict[str, Any]) -> dict[str, Any]:
+def checked_arrays(record, arguments: dict[str, Any], convert=as_array) -> dict[str, Any]:
     """The arrays among `arguments`, converted, after their shapes were found to agree with the record's.
 
+    convert: (name, value, kind) -> array.
     Raises ValueError for a wrong rank, sizes that differ, leading axes that do not broadcast; TypeError for a dtype that is no number.
     """
     arrays: dict[str, Any] = {}
@@ -86,7 +87,7 @@ def checked_arrays(record, arguments: dict[str, Any]) -> dict[str, Any]:
                 raise TypeError(f"{name}: expected an array of shape {parse_shape(text)}, got None")
             continue
         shape = parse_shape(text)
-        array = arrays[name] = as_array(name, value, shape.kind)
+        array = arrays[name] = convert(name, value, shape.kind)
         if any(optional for _, optional in shape.dims):
             late.append((name, shape, array))
             continue

@@ -1,0 +1,3 @@
+"""Numba twins of the affine formulas."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Numba twins of the higher_order formulas."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Numba twins of the memory formulas."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Numba twins of the signed formulas."""
+
+__all__: list[str] = []

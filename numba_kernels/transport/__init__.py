@@ -1,0 +1,3 @@
+"""Numba twins of the transport formulas."""
+
+__all__: list[str] = []
