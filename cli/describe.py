@@ -21,7 +21,7 @@ ONE = {"real": "a number", "int": "a whole number", "bool": "True or False", "bi
 
 def backends_of(record: Formula) -> list[str]:
     """The backends here that have this formula."""
-    return [b.name for b in BACKENDS.values() if b.missing() is None and b.function(record.name) is not None]
+    return [b.name for b in BACKENDS.values() if b.missing() is None and b.has(record.name)]
 
 
 def as_data(record: Formula) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def doctor(as_json: bool) -> None:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} logical cores, "
                    f"{psutil.virtual_memory().total / 1e9:.1f} GB of memory, {psutil.virtual_memory().available / 1e9:.1f} GB free",
         "packages": {name: version(name) for name in packages},
-        "backends": {name: reason or f"ready, {sum(BACKENDS[name].function(f) is not None for f in formulas())} formulas"
+        "backends": {name: reason or f"ready, {sum(map(BACKENDS[name].has, formulas()))} formulas"
                      for name, reason in backends().items()},
         "blas": [f"{pool['internal_api']} {pool.get('version') or ''}, {pool['num_threads']} threads, {pool.get('architecture', '')}"
                  for pool in pools if pool["user_api"] == "blas"],

@@ -36,7 +36,7 @@ def verify(names: tuple[str, ...], backend: str, as_json: bool) -> None:
         reason = BACKENDS[backend].missing()
         if reason is not None:
             raise ValueError(f"--backend: {backend} is not here: {reason}")
-        chosen = names or [name for name in formulas() if BACKENDS[backend].function(name) is not None]
+        chosen = names or [name for name in formulas() if BACKENDS[backend].has(name)]
     found: dict[str, list[Check]] = {}
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         for name in progress.track(chosen, description="checking"):

@@ -3,17 +3,32 @@
     from attnspec.numba_kernels import scaled_dot_product_attention
 
 Names, parameters and defaults are those of `attnspec.reference`. float16 and bfloat16 are computed in float32. `threads(count)` limits the
-threads inside a with block; the environment variable NUMBA_NUM_THREADS does for the process.
+threads inside a with block; the environment variable NUMBA_NUM_THREADS does for the process. A function's module, and Numba with it, is
+imported when the function is first asked for.
 """
 
-from attnspec.numba_kernels import affine, higher_order, memory, signed, softmax, transport
-from attnspec.numba_kernels.affine import *  # noqa: F403
-from attnspec.numba_kernels.higher_order import *  # noqa: F403
-from attnspec.numba_kernels.memory import *  # noqa: F403
-from attnspec.numba_kernels.signed import *  # noqa: F403
-from attnspec.numba_kernels.softmax import *  # noqa: F403
-from attnspec.numba_kernels.transport import *  # noqa: F403
-from attnspec.numba_kernels.threads import thread_count, threads
+import importlib
+from typing import Any
 
-__all__ = ["thread_count", "threads"]
-__all__ += [name for family in (affine, higher_order, memory, signed, softmax, transport) for name in family.__all__]
+MODULES = {
+    "softmax.scaled_dot_product": ("scaled_dot_product_attention",),
+    "softmax.softmax_one": ("softmax_one_attention",),
+    "softmax.sink": ("attention_with_sink",),
+    "softmax.online": ("merge_attention_partials",),
+    "threads": ("thread_count", "threads"),
+}
+WHERE = {name: module for module, names in MODULES.items() for name in names}
+
+__all__ = list(WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in WHERE:
+        raise AttributeError(f"attnspec.numba_kernels has no {name!r}")
+    function = getattr(importlib.import_module(f"attnspec.numba_kernels.{WHERE[name]}"), name)
+    globals()[name] = function
+    return function
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,8 +2,8 @@
 
     2^x = 2^k (1 + f q(f)),   k = the whole number nearest to x,   f = x - k in [-1/2, 1/2]
 
-q is the minimax polynomial of its degree with p(0) = 1 (Remez exchange in 60 digits); the largest relative error of 1 + f q(f) is 2.6e-9 with
-6 terms and 1.8e-17 with 11, before rounding.
+q is the minimax polynomial of its degree (Remez exchange in 60 digits); the largest relative error of 1 + f q(f) is 2.6e-9 with 6 terms
+and 1.8e-17 with 11, before rounding.
 """
 
 import numpy as np

@@ -58,8 +58,6 @@ class KernelLocator(caching._CacheLocator):
 
 
 class KernelCacheImpl(caching.CompileResultCacheImpl):
-    _locator_classes = [KernelLocator]
-
     def __init__(self, function):
         self._lineno = function.__code__.co_firstlineno
         self._locator = KernelLocator.from_function(function, function.__code__.co_filename)

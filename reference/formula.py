@@ -40,7 +40,7 @@ class Formula:
     source: str
     status: str                                   # verified-code, verified-paper, secondary, memory-only or derived
     function: Callable[..., Any]
-    bound: str | None = None                      # which error bound judges a twin (conformance/bounds.py); None: none derived yet
+    bound: str | None = None                      # which error bound judges a twin (conformance/bounds); None: none derived yet
     kinks: str | None = None                      # where no derivative exists
     discrete: bool = False                        # integers or bits in or out: no derivative anywhere
     grouped: tuple[str, ...] = ()                 # arrays whose heads `enable_gqa` shares among groups of query heads

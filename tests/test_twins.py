@@ -16,7 +16,8 @@ RECORDS = attnspec.formulas()
 def disagreements(module):
     """What a package of twins exports that the reference does not have: names, parameters, defaults."""
     found = []
-    for name, function in vars(module).items():
+    for name in getattr(module, "__all__", vars(module)):
+        function = getattr(module, name)
         if not hasattr(function, "limits"):
             continue
         if name not in RECORDS:

@@ -1,3 +1,1 @@
 """Numba twins of the affine formulas."""
-
-__all__: list[str] = []

@@ -1,3 +1,1 @@
-"""Numba twins of the higher_order formulas."""
-
-__all__: list[str] = []
+"""Numba twins of the higher order formulas."""

@@ -1,3 +1,1 @@
 """Numba twins of the memory formulas."""
-
-__all__: list[str] = []

@@ -1,3 +1,1 @@
 """Numba twins of the signed formulas."""
-
-__all__: list[str] = []

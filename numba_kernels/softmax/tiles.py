@@ -20,8 +20,8 @@ import numpy as np
 from attnspec.numba_kernels.arrays import heads_of, leading_axes
 from attnspec.numba_kernels.exponential import LN_2, LOG2_E, exp2_row, range_of_row, tanh
 from attnspec.numba_kernels.jit import helper, kernel
-from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns, packed_rows, panel_width, rows_product
-from attnspec.numba_kernels.simd import ROWS, absolute, lanes, load, signed_like, splat, store
+from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns, packed_rows, rows_product
+from attnspec.numba_kernels.simd import absolute, lanes, load, signed_like, splat, store
 from attnspec.numba_kernels.threads import in_parallel
 from attnspec.reference.inputs import CAUSAL, AttentionResult, default_scale, number, one_of, window_sides
 
@@ -203,7 +203,7 @@ def attend_blocks(
 
 def chunks_finite(values: np.ndarray) -> np.ndarray:
     """Which CHUNKs of v (b, m, e) hold neither NaN nor infinity: bool (b, chunks)."""
-    b, m, e = values.shape
+    b, m, _ = values.shape
     finite = np.empty((b, -(-m // CHUNK)), np.bool_)
     in_parallel(_chunks_finite, finite.size, values, finite, work=values.size)
     return finite

@@ -1,3 +1,1 @@
 """Numba twins of the transport formulas."""
-
-__all__: list[str] = []

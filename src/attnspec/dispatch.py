@@ -38,6 +38,11 @@ class Backend:
             return f"{self.needs} is not installed ({self.how})"
         return None
 
+    def has(self, name: str) -> bool:
+        """Whether this backend has a function of that name; its library is not imported to find out."""
+        package = importlib.import_module(self.package)
+        return name in getattr(package, "__all__", vars(package))
+
     def function(self, name: str) -> Callable[..., Any] | None:
         """This backend's function of that name, or None."""
         return getattr(importlib.import_module(self.package), name, None)
