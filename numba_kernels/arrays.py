@@ -8,9 +8,9 @@ import math
 import numpy as np
 
 
-def leading_axes(q, k, v, bias=None, mask=None, *, enable_gqa=False) -> tuple[int, ...]:
+def leading_axes(q, k, v, *others, enable_gqa=False) -> tuple[int, ...]:
     """The leading axes that all arrays broadcast to; grouped keys and values count as many heads as the queries."""
-    fronts = [q.shape[:-2]] + [x.shape[:-2] for x in (bias, mask) if x is not None]
+    fronts = [q.shape[:-2]] + [x.shape[:-2] for x in others if x is not None]
     for x in (k, v):
         front = x.shape[:-2]
         fronts.append((*front[:-1], q.shape[-3]) if enable_gqa else front)

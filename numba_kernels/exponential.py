@@ -112,7 +112,15 @@ def range_of_row(row, start, stop):
     """The smallest and the largest entry of row[start:stop], NaN passed over; whole registers."""
     width = lanes(row)
     low, high = splat(row.dtype.type(np.inf), row), splat(row.dtype.type(-np.inf), row)
-    for j in range(start, stop, width):
-        x = load(row, j)
-        low, high = minimum(x, low), maximum(x, high)
+    low_1, low_2, low_3, high_1, high_2, high_3 = low, low, low, high, high, high
+    j = start
+    while j + 4 * width <= stop:                     # four chains, as one waits for itself
+        x, x_1, x_2, x_3 = load(row, j), load(row, j + width), load(row, j + 2 * width), load(row, j + 3 * width)
+        low, low_1, low_2, low_3 = minimum(x, low), minimum(x_1, low_1), minimum(x_2, low_2), minimum(x_3, low_3)
+        high, high_1, high_2, high_3 = maximum(x, high), maximum(x_1, high_1), maximum(x_2, high_2), maximum(x_3, high_3)
+        j += 4 * width
+    low, high = minimum(minimum(low, low_1), minimum(low_2, low_3)), maximum(maximum(high, high_1), maximum(high_2, high_3))
+    while j < stop:
+        low, high = minimum(load(row, j), low), maximum(load(row, j), high)
+        j += width
     return lane_min(low), lane_max(high)

@@ -204,6 +204,17 @@ def zero_below(typing, w, x, least):
     return w(w, x, least), generate
 
 
+@intrinsic
+def unless_zero(typing, x, w):
+    """x, but 0 in the lanes where w is 0."""
+    def generate(context, builder, signature, arguments):
+        x, w = arguments
+        zero = constant(x.type, 0.0)
+        return builder.select(builder.fcmp_unordered("!=", w, zero), x, zero)
+
+    return x(x, w), generate
+
+
 def fold(builder, name, vector):
     """Combine the lanes of a register pairwise, halves first."""
     count = vector.type.count
@@ -234,24 +245,19 @@ lane_sum, lane_max, lane_min = _folding("sum"), _folding("max"), _folding("min")
 # --- matrix product ------------------------------------------------------------------------------------------------------------------
 
 
-@intrinsic(prefer_literal=True)
-def block_product(typing, a, a_at, a_step, b, b_at, c, c_at, c_step, terms, alpha, add):
-    """C = alpha A B, or C += alpha A B where `add`, for one block of ROWS rows and COLUMNS registers of columns.
-
-    A: ROWS rows of `a`, the first at a_at, a_step apart.  B: `terms` rows of `b`, packed one behind the other from b_at.
-    C: ROWS rows of `c`, the first at c_at, c_step apart.  The sum over `terms` stays in registers, one addition after the other.
-    """
-    if not isinstance(add, types.Literal):
-        return None
+def product_of_blocks(turned):
+    """The code of `block_product`, or of its form whose left side is turned: entry (row r, term t) at a_at + t * a_step + r."""
 
     def generate(context, builder, signature, arguments):
         a, a_at, a_step, b, b_at, c, c_at, c_step, terms, alpha, _ = arguments
+        add = signature.args[-1].literal_value
         a_pointer, element = address(context, builder, signature.args[0], a, a_at)
         b_pointer, _ = address(context, builder, signature.args[3], b, b_at)
         c_pointer, _ = address(context, builder, signature.args[5], c, c_at)
         vector = context.get_value_type(VECTORS[signature.args[0].dtype])
         size, width = signature.args[0].dtype.bitwidth // 8, vector.count
-        rows = [builder.gep(a_pointer, [builder.mul(a_step, INDEX(r))], source_etype=element) for r in range(ROWS)]
+        row_step, term_step = (INDEX(1), a_step) if turned else (a_step, INDEX(1))
+        rows = [builder.gep(a_pointer, [builder.mul(row_step, INDEX(r))], source_etype=element) for r in range(ROWS)]
         cells = [(r, w) for r in range(ROWS) for w in range(COLUMNS)]
 
         def register(pointer, position):
@@ -269,9 +275,10 @@ def block_product(typing, a, a_at, a_step, b, b_at, c, c_at, c_step, terms, alph
         ]
         added = {}
         for r in range(ROWS):
-            entry = spread(builder, builder.load(builder.gep(rows[r], [t], source_etype=element), align=size, typ=element), vector)
+            entry = builder.load(builder.gep(rows[r], [builder.mul(t, term_step)], source_etype=element), align=size, typ=element)
+            entries = spread(builder, entry, vector)
             for w in range(COLUMNS):
-                added[r, w] = builder.fadd(builder.fmul(entry, columns[w], flags=["contract"]), sums[r, w], flags=["contract"])
+                added[r, w] = builder.fadd(builder.fmul(entries, columns[w], flags=["contract"]), sums[r, w], flags=["contract"])
         following = builder.add(t, INDEX(1))
         builder.cbranch(builder.icmp_signed("<", following, terms), loop, after)
         for phi, start, again in [(t, INDEX(0), following)] + [(sums[cell], constant(vector, 0.0), added[cell]) for cell in cells]:
@@ -287,10 +294,30 @@ def block_product(typing, a, a_at, a_step, b, b_at, c, c_at, c_step, terms, alph
         for r, w in cells:
             pointer = register(c_pointer, builder.add(builder.mul(c_step, INDEX(r)), INDEX(w * width)))
             value = builder.fmul(totals[r, w], factor, flags=["contract"])
-            if add.literal_value:
+            if add:
                 value = builder.fadd(builder.load(pointer, align=size, typ=vector), value, flags=["contract"])
             builder.store(value, pointer, align=size)
         return context.get_dummy_value()
 
+    return generate
+
+
+def product_signature(a, b, c, add):
     index = types.intp
-    return types.void(a, index, index, b, index, c, index, index, index, a.dtype, add), generate
+    return types.void(a, index, index, b, index, c, index, index, index, a.dtype, add)
+
+
+@intrinsic(prefer_literal=True)
+def block_product(typing, a, a_at, a_step, b, b_at, c, c_at, c_step, terms, alpha, add):
+    """C = alpha A B, or C += alpha A B where `add`, for one block of ROWS rows and COLUMNS registers of columns.
+
+    A: ROWS rows of `a`, the first at a_at, a_step apart.  B: `terms` rows of `b`, packed one behind the other from b_at.
+    C: ROWS rows of `c`, the first at c_at, c_step apart.  The sum over `terms` stays in registers, one addition after the other.
+    """
+    return (product_signature(a, b, c, add), product_of_blocks(False)) if isinstance(add, types.Literal) else None
+
+
+@intrinsic(prefer_literal=True)
+def turned_block_product(typing, a, a_at, a_step, b, b_at, c, c_at, c_step, terms, alpha, add):
+    """`block_product` of the transpose of a block of `a`: its `terms` rows, the first at a_at, a_step apart, are columns of A."""
+    return (product_signature(a, b, c, add), product_of_blocks(True)) if isinstance(add, types.Literal) else None

@@ -54,56 +54,86 @@ def sees(i, j, low, high, mask, one):
 
 
 @helper
+def cap_row(row, stop, softcap):
+    """c tanh(s / c) of a row of logits in base 2."""
+    log2_e = row.dtype.type(LOG2_E)
+    cap, one = splat(softcap * log2_e, row), splat(row.dtype.type(1), row)
+    to_base_two, farthest = splat(-2 * log2_e, row), splat(row.dtype.type(-64), row)
+    for j in range(0, stop, lanes(row)):
+        store(row, j, cap * tanh(load(row, j) / cap, one, to_base_two, farthest))
+
+
+@helper
+def bias_row(row, i, j0, keys, bias, one):
+    """Add the natural logits of a bias to a row of logits in base 2."""
+    log2_e = row.dtype.type(LOG2_E)
+    line = bias[one, i if bias.shape[1] > 1 else 0]
+    if bias.shape[2] > 1:
+        for j in range(keys):
+            row[j] += line[j0 + j] * log2_e
+    else:
+        for j in range(keys):
+            row[j] += line[0] * log2_e
+
+
+@helper
+def hide_row(row, i, j0, keys, mask, one, low, high):
+    """Put -inf where query i does not see a key, and in the columns that fill up a register."""
+    none = row.dtype.type(-np.inf)
+    if mask.size:
+        seen = mask[one, i if mask.shape[1] > 1 else 0]
+        if mask.shape[2] > 1:
+            for j in range(keys):
+                row[j] = row[j] if seen[j0 + j] else none
+        elif not seen[0]:
+            row[:keys] = none
+    for j in range(min(i + low - j0, keys)):
+        row[j] = none
+    for j in range(max(i + high + 1 - j0, 0), keys):
+        row[j] = none
+    for j in range(keys, whole_registers(keys, row)):
+        row[j] = none
+
+
+@helper
+def whole_registers(keys, row):
+    """`keys`, rounded up to fill registers like those of `row`."""
+    return (keys + lanes(row) - 1) // lanes(row) * lanes(row)
+
+
+@helper
 def finish_logits(S, i0, rows, j0, keys, softcap, bias, bias_one, mask, mask_one, low, high):
-    """Softcap, bias and mask of a tile of logits in base 2; what is not seen, and the columns that fill up a register, become -inf."""
-    none, log2_e = S.dtype.type(-np.inf), S.dtype.type(LOG2_E)
-    stop = (keys + lanes(S) - 1) // lanes(S) * lanes(S)
+    """Softcap, bias and mask of a tile of logits in base 2; returns how many columns fill whole registers."""
+    stop = whole_registers(keys, S)
     for r in range(rows):
-        i, row = i0 + r, S[r]
         if softcap > 0:
-            cap, one = splat(softcap * log2_e, row), splat(S.dtype.type(1), row)
-            to_base_two, farthest = splat(-2 * log2_e, row), splat(S.dtype.type(-64), row)
-            for j in range(0, stop, lanes(S)):
-                store(row, j, cap * tanh(load(row, j) / cap, one, to_base_two, farthest))
+            cap_row(S[r], stop, softcap)
         if bias.size:
-            line = bias[bias_one, i if bias.shape[1] > 1 else 0]
-            if bias.shape[2] > 1:
-                for j in range(keys):
-                    row[j] += line[j0 + j] * log2_e
-            else:
-                for j in range(keys):
-                    row[j] += line[0] * log2_e
-        if mask.size:
-            seen = mask[mask_one, i if mask.shape[1] > 1 else 0]
-            if mask.shape[2] > 1:
-                for j in range(keys):
-                    row[j] = row[j] if seen[j0 + j] else none
-            elif not seen[0]:
-                row[:keys] = none
-        for j in range(min(i + low - j0, keys)):
-            row[j] = none
-        for j in range(max(i + high + 1 - j0, 0), keys):
-            row[j] = none
-        for j in range(keys, stop):
-            row[j] = none
+            bias_row(S[r], i0 + r, j0, keys, bias, bias_one)
+        hide_row(S[r], i0 + r, j0, keys, mask, mask_one, low, high)
     return stop
 
 
 @helper
-def weigh_row(row, stop, signed, magnitudes, top):
+def magnitude_row(row, stop, magnitudes):
+    """The sizes of a row of logits; these take the mask, the row keeps the signs."""
+    for j in range(0, stop, lanes(row)):
+        store(magnitudes, j, absolute(load(row, j)))
+
+
+@helper
+def sign_row(row, stop, magnitudes):
+    """Give weights the signs of the logits they belong to."""
+    for j in range(0, stop, lanes(row)):
+        store(row, j, signed_like(load(magnitudes, j), load(row, j)))
+
+
+@helper
+def weigh_row(row, stop, top):
     """Replace the logits of a row by their weights 2^(row - top'); returns the new top' and the sum of the weights."""
-    logits = row
-    if signed:
-        for j in range(0, stop, lanes(row)):
-            store(magnitudes, j, absolute(load(row, j)))
-        logits = magnitudes
-    smallest, largest = range_of_row(logits, 0, stop)
+    smallest, largest = range_of_row(row, 0, stop)
     largest = max(top, largest)
-    total = exp2_row(logits, 0, stop, largest if largest > -np.inf else row.dtype.type(0), smallest)
-    if signed:
-        for j in range(0, stop, lanes(row)):
-            store(row, j, signed_like(load(magnitudes, j), load(row, j)))
-    return largest, total
+    return largest, exp2_row(row, 0, stop, largest if largest > -np.inf else row.dtype.type(0), smallest)
 
 
 @helper
@@ -120,10 +150,10 @@ def add_chosen_values(S, i0, rows, start, terms, values, one, key, low, high, ma
 
 @kernel
 def attend_blocks(
-    q, q_of, keys, k_of, m, values, v_of, finite, bias, bias_of, mask, mask_of, sink, scale, softcap, low, high, signed, out, lse, weights,
-    first, step,
+    q, q_of, keys, k_of, m, values, v_of, finite, bias, bias_of, mask, mask_of, sink, scale, softcap, low, high, signed, out, lse, saved,
+    weights, first, step,
 ):
-    """out (h, n, e), and where they have entries lse (h, n) and weights (h, n, m)."""
+    """out (h, n, e), and where they have entries lse (h, n), weights (h, n, m) and for the backward saved (2, h, n): top and total."""
     heads, n, e = out.shape
     d, e_step = q.shape[2], values.shape[1] * values.shape[3]
     width = keys.shape[3]
@@ -157,12 +187,23 @@ def attend_blocks(
             if j < j_all // CHUNK * CHUNK < j + count:
                 count = j_all // CHUNK * CHUNK - j
             rows_product(block, rows, keys, k_at, d * width, j // width, (count + width - 1) // width, d, S, S.shape[1], alpha)
-            partly = mask.size or bias.size or softcap > 0 or j < i0 + rows - 1 + low or j + count > j_all or count % width
-            stop = count
-            if partly:
-                stop = finish_logits(S, i0, rows, j, count, softcap, bias, bias_one, mask, mask_one, low, high)
+            partly = mask.size or j < i0 + rows - 1 + low or j + count > j_all or count % width
+            stop = whole_registers(count, S)
             for r in range(rows):
-                largest, summed = weigh_row(S[r], stop, signed, magnitudes, top[r])
+                row = S[r]
+                if softcap > 0:
+                    cap_row(row, stop, softcap)
+                if bias.size:
+                    bias_row(row, i0 + r, j, count, bias, bias_one)
+                logits = row
+                if signed:
+                    magnitude_row(row, stop, magnitudes)
+                    logits = magnitudes
+                if partly:
+                    hide_row(logits, i0 + r, j, count, mask, mask_one, low, high)
+                largest, summed = weigh_row(logits, stop, top[r])
+                if signed:
+                    sign_row(row, stop, magnitudes)
                 if largest > top[r] and top[r] > none:
                     factor = np.exp2(top[r] - largest)
                     total[r] *= factor
@@ -186,6 +227,8 @@ def attend_blocks(
                     empty = empty and not sees(i0 + r, j, low, high, mask, mask_one)
             for c in range(e):
                 out[h, i0 + r, c] = zero if empty else acc[r, c] / total[r]
+            if saved.size:
+                saved[0, h, i0 + r], saved[1, h, i0 + r] = top[r], total[r]
             if lse.size:
                 lse[h, i0 + r] = none if total[r] == 0 else (top[r] + np.log2(total[r])) * q.dtype.type(LN_2)
         if weights.size:
@@ -222,38 +265,78 @@ def _chunks_finite(values, finite, first, step):
         finite[one, task % chunks] = all_finite
 
 
-def tiled_attention(
-    q, k, v, *, scale=None, softcap=None, bias=None, mask=None, causal=False, window=None, sink=None, enable_gqa=False, signed=False,
-    return_weights=False, return_lse=False,
-):
+class Call(NamedTuple):
+    """An attention as the tiled kernels take it: heads flattened, and for each array which of its entries a head uses (arrays.py)."""
+
+    lead: tuple[int, ...]
+    q: np.ndarray                   # (b, n, d)
+    q_of: np.ndarray                # (heads,)
+    k: np.ndarray                   # (b, m, d)
+    k_of: np.ndarray
+    v: np.ndarray                   # (b, m, e)
+    v_of: np.ndarray
+    bias: np.ndarray                # (b, n or 1, m or 1), no entries where there is none
+    bias_of: np.ndarray
+    mask: np.ndarray
+    mask_of: np.ndarray
+    sink: np.ndarray                # (heads,) or no entries
+    scale: np.floating
+    softcap: np.floating            # 0 where there is none
+    low: int
+    high: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """heads, n, m, d, e"""
+        return math.prod(self.lead), self.q.shape[1], self.k.shape[1], self.q.shape[2], self.v.shape[2]
+
+
+def flattened(
+    q, k, v, *, scale=None, softcap=None, bias=None, mask=None, causal=False, window=None, sink=None, enable_gqa=False, beside=(),
+) -> Call:
+    """The arguments of an attention function, arrays of one dtype and checked already, as a Call.
+
+    beside: further arrays (..., n, e) whose leading axes count.
+    """
+    lead = leading_axes(q, k, v, bias, mask, *beside, enable_gqa=enable_gqa)
+    none = np.zeros((0, 1), q.dtype)
+    sink = none[:, 0] if sink is None else np.ascontiguousarray(np.broadcast_to(sink if lead else sink.reshape(()), lead)).ravel()
+    cap = 0.0 if softcap is None or not 0 < number("softcap", softcap, least=0) < np.inf else softcap
+    return Call(
+        lead, *heads_of(q, lead), *heads_of(k, lead, grouped=enable_gqa), *heads_of(v, lead, grouped=enable_gqa),
+        *heads_of(none if bias is None else bias, lead), *heads_of(none.astype(np.bool_) if mask is None else mask, lead), sink,
+        q.dtype.type(default_scale(scale, q)), q.dtype.type(cap), *band(q.shape[-2], k.shape[-2], causal, window),
+    )
+
+
+def forward(call: Call, *, signed=False, return_weights=False, return_lse=False, save=False):
+    """out (heads, n, e), weights (heads, n, m), lse (heads, n), saved (2, heads, n); without entries where not asked for."""
+    heads, n, m, d, e = call.sizes
+    dtype = call.q.dtype
+    out = np.empty((heads, n, e), dtype)
+    weights = np.empty((heads, n, m) if return_weights else (0, 0, 0), dtype)
+    lse = np.empty((heads, n) if return_lse else (0, 0), dtype)
+    saved = np.empty((2, heads, n) if save else (0, 0, 0), dtype)
+    in_parallel(
+        attend_blocks, heads * -(-n // QUERIES), call.q, call.q_of, packed_rows(call.k), call.k_of, m, packed_columns(call.v), call.v_of,
+        chunks_finite(call.v), call.bias, call.bias_of, call.mask, call.mask_of, call.sink, call.scale, call.softcap, call.low, call.high,
+        signed, out, lse, saved, weights, work=heads * n * m * (d + e),
+    )
+    return out, weights, lse, saved
+
+
+def tiled_attention(q, k, v, *, signed=False, return_weights=False, return_lse=False, **options):
     """(out, weights, lse) of softmax attention, or of signed softmax attention; the latter two None unless asked for.
 
-    Arrays of one dtype, float32 or float64, checked already.
+    Arrays of one dtype, float32 or float64, checked already; options: those of `flattened`.
     """
-    dtype = q.dtype
-    n, m, d, e = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
-    lead = leading_axes(q, k, v, bias, mask, enable_gqa=enable_gqa)
-    heads = math.prod(lead)
-    queries, q_of = heads_of(q, lead)
-    keys, k_of = heads_of(k, lead, grouped=enable_gqa)
-    values, v_of = heads_of(v, lead, grouped=enable_gqa)
-    biases, bias_of = heads_of(np.zeros((0, 1), dtype) if bias is None else bias, lead)
-    masks, mask_of = heads_of(np.zeros((0, 1), np.bool_) if mask is None else mask, lead)
-    sink = np.zeros(0, dtype) if sink is None else np.ascontiguousarray(np.broadcast_to(sink if lead else sink.reshape(()), lead)).ravel()
-    cap = 0.0 if softcap is None or not 0 < number("softcap", softcap, least=0) < np.inf else softcap
-    low, high = band(n, m, causal, window)
-    out = np.empty((heads, n, e), dtype)
-    lse = np.empty((heads, n) if return_lse else (0, 0), dtype)
-    weights = np.empty((heads, n, m) if return_weights else (0, 0, 0), dtype)
-    in_parallel(
-        attend_blocks, heads * -(-n // QUERIES), queries, q_of, packed_rows(keys), k_of, m, packed_columns(values), v_of,
-        chunks_finite(values), biases, bias_of, masks, mask_of, sink, dtype.type(default_scale(scale, q)), dtype.type(cap), low, high,
-        signed, out, lse, weights, work=heads * n * m * (d + e),
-    )
+    call = flattened(q, k, v, **options)
+    out, weights, lse, _ = forward(call, signed=signed, return_weights=return_weights, return_lse=return_lse)
+    _, n, m, _, e = call.sizes
     return (
-        out.reshape(*lead, n, e),
-        weights.reshape(*lead, n, m) if return_weights else None,
-        lse.reshape(*lead, n) if return_lse else None,
+        out.reshape(*call.lead, n, e),
+        weights.reshape(*call.lead, n, m) if return_weights else None,
+        lse.reshape(*call.lead, n) if return_lse else None,
     )
 
 
