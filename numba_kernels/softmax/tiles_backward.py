@@ -251,7 +251,7 @@ def tiled_backward(q, k, v, do, *, signed=False, **options):
         if like is None:
             return None
         gradient = gradient.reshape(*call.lead, *gradient.shape[1:])
-        return np.ascontiguousarray(sum_to_shape(sum_groups(gradient, like.shape[-3]) if grouped else gradient, like.shape))
+        return np.asarray(sum_to_shape(sum_groups(gradient, like.shape[-3]) if grouped else gradient, like.shape), order="C")
 
     gqa = options.get("enable_gqa", False)
     dq, dk, dv, ds, dsink = all_heads
