@@ -17,6 +17,7 @@ COMMANDS = {
     "doctor": ("describe", "doctor"),
     "run": ("run", "run"),
     "verify": ("verify", "verify"),
+    "bench": ("bench", "bench"),
     "plot": ("plot", "plot"),
 }
 
@@ -66,6 +67,7 @@ def main(context: click.Context) -> None:
     attnspec run sinkhorn_attention --plot map.png  compute it, on drawn arrays
     attnspec run cog_attention --input qkv.npz --output out.npz
     attnspec verify                                 check everything here
+    attnspec bench                                  time the fast kernels beside what people use today
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

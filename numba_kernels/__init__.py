@@ -15,10 +15,10 @@ MODULES = {
     "softmax.softmax_one": ("softmax_one_attention",),
     "softmax.sink": ("attention_with_sink",),
     "softmax.online": ("merge_attention_partials",),
-    "higher_order.tensor": ("tensor_attention",),
+    "higher_order.tensor": ("tensor_attention", "tensor_attention_backward"),
     "higher_order.tensor_blocked": ("tensor_attention_blocked",),
     "higher_order.two_simplicial": ("two_simplicial_attention",),
-    "threads": ("thread_count", "threads"),
+    "parallel": ("thread_count", "threads"),
 }
 WHERE = {name: module for module, names in MODULES.items() for name in names}
 

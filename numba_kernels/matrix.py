@@ -7,7 +7,7 @@ import numpy as np
 
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.simd import BYTES, COLUMNS, ROWS, block_product
-from attnspec.numba_kernels.threads import in_parallel
+from attnspec.numba_kernels.parallel import in_parallel
 
 CHUNK = 64      # terms added in one chain before the sum goes to memory: the error bounds allow no more
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnspec.numba_kernels.arrays import heads_of
 from attnspec.numba_kernels.jit import kernel
-from attnspec.numba_kernels.threads import in_parallel
+from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.numba_kernels.twin import twin
 from attnspec.reference.softmax.online import AttentionPartial
 

@@ -22,7 +22,7 @@ from attnspec.numba_kernels.exponential import LN_2, LOG2_E, exp2_row, range_of_
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns, packed_rows, rows_product
 from attnspec.numba_kernels.simd import absolute, lanes, load, signed_like, splat, store
-from attnspec.numba_kernels.threads import in_parallel
+from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.reference.inputs import CAUSAL, AttentionResult, default_scale, number, one_of, window_sides
 
 QUERIES, KEYS = 96, 512      # of a tile: 0.2 MB of float32 logits beside 0.25 MB of keys and values of 64 features, in 0.5 MB of L2 cache

@@ -34,7 +34,7 @@ from attnspec.numba_kernels.softmax.tiles import (
     sign_row,
     whole_registers,
 )
-from attnspec.numba_kernels.threads import in_parallel
+from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.reference.inputs import sum_groups, sum_to_shape
 
 QUERIES, KEYS = 60, 256      # of a tile: ten blocks of rows, and no chain of more than 64 terms in dk and dv
