@@ -17,6 +17,7 @@ MODULES = {
     "softmax.online": ("merge_attention_partials",),
     "higher_order.tensor": ("tensor_attention", "tensor_attention_backward"),
     "higher_order.tensor_blocked": ("tensor_attention_blocked",),
+    "higher_order.tensor_poly": ("tensor_attention_poly",),
     "higher_order.two_simplicial": ("two_simplicial_attention",),
     "parallel": ("thread_count", "threads"),
 }

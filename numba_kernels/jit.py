@@ -35,14 +35,13 @@ class KernelLocator(caching._CacheLocator):
 
     def __init__(self, function, path):
         self._py_file = path
-        code = function.__code__
-        self._name = f"{Path(path).relative_to(HERE).with_suffix('').as_posix().replace('/', '.')}-{code.co_firstlineno}"
+        self._name = f"{hashlib.sha256(path.encode()).hexdigest()[:16]}-{function.__code__.co_firstlineno}"
 
     def get_cache_path(self):
         return os.path.join(config.CACHE_DIR or platformdirs.user_cache_dir("attnspec"), "numba_kernels")
 
     def get_source_stamp(self):
-        return package_stamp()
+        return package_stamp() + hashlib.sha256(Path(self._py_file).read_bytes()).hexdigest()
 
     def get_disambiguator(self):
         return self._name
@@ -78,8 +77,12 @@ class KernelCache(caching.FunctionCache):
             return None
 
     def save_overload(self, sig, data):
-        with contextlib.suppress(OSError):
+        try:
             super().save_overload(sig, data)
+        except Exception:
+            with contextlib.suppress(Exception):
+                self.flush()                            # an index that cannot be read is in the way of a new one
+                super().save_overload(sig, data)
 
 
 def kernel(function):

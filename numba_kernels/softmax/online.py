@@ -16,12 +16,20 @@ ROWS = 256      # of a task
 @twin
 def merge_attention_partials(m1, l1, o1, m2, l2, o2):
     """The AttentionPartial of two disjoint sets of keys together, from m1, m2 (..., n), l1, l2 (..., n), o1, o2 (..., n, e)."""
-    lead = np.broadcast_shapes(*(x.shape[:-1] for x in (m1, l1, m2, l2)), *(x.shape[:-2] + x.shape[-2:-1] for x in (o1, o2)))
+    of_m = np.broadcast_shapes(m1.shape, m2.shape)
+    of_l = np.broadcast_shapes(of_m, l1.shape, l2.shape)
+    lead = np.broadcast_shapes(of_l, o1.shape[:-1], o2.shape[:-1])
     e, rows = o1.shape[-1], math.prod(lead)
     m, l, o = np.empty(rows, m1.dtype), np.empty(rows, m1.dtype), np.empty((rows, e), m1.dtype)
     given = [x for one in (m1, l1, m2, l2) for x in heads_of(one, lead, 0)] + [x for one in (o1, o2) for x in heads_of(one, lead, 1)]
     in_parallel(merge_rows, -(-rows // ROWS), *given, m, l, o, work=rows * e)
-    return AttentionPartial(m.reshape(lead), l.reshape(lead), o.reshape(*lead, e))
+
+    def first(x, shape):
+        """x (lead) without the copies along axes that `shape` does not have."""
+        x = x.reshape(lead)[(0,) * (len(lead) - len(shape))]
+        return x[tuple(slice(size) for size in shape)]
+
+    return AttentionPartial(first(m, of_m), first(l, of_l), o.reshape(*lead, e))
 
 
 @kernel
