@@ -208,6 +208,7 @@ def draw_partials(*suffixes):
     latex=r"m=\max(m_1,m_2),\quad l=l_1e^{m_1-m}+l_2e^{m_2-m},\quad o=o_1e^{m_1-m}+o_2e^{m_2-m}",
     source="arXiv:1805.02867, section 3.1",
     status="derived",
+    bound="merged partials",
     kinks="m1 = m2",
     draw=draw_partials("1", "2"),
 )

@@ -13,7 +13,7 @@ def test_merged_halves_are_the_whole():
     merged = numba_kernels.merge_attention_partials(*halves[0], *halves[1])
     want = reference.merge_attention_partials(*halves[0], *halves[1])
     for ours, theirs in zip(merged, want, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-14)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-14, atol=1e-15)
     out = reference.finish_attention_partial(*merged).out
     np.testing.assert_allclose(out, reference.scaled_dot_product_attention(q, k, v), rtol=0, atol=1e-14)
 

@@ -119,7 +119,7 @@ def summed_like(gradients: dict[str, np.ndarray], call: Mapping[str, Any]) -> di
     """Bounds of gradients that are summed over the heads of a group and over broadcast axes."""
     for name, limit in gradients.items():
         shape = np.shape(call[name[1:]])
-        if call.get("enable_gqa") and name != "dq":
+        if call.get("enable_gqa") and name in ("dk", "dv"):
             limit = sum_groups(limit, shape[-3])
         gradients[name] = sum_to_shape(limit, shape)
     return gradients

@@ -7,7 +7,6 @@ import numpy as np
 
 from attnspec.conformance.bounds.pieces import (
     Logits,
-    NoBound,
     Precision,
     chain,
     exponent_error,
@@ -42,10 +41,14 @@ def softmax_bound(record: Formula, call: Mapping[str, Any], precision: Precision
     return {"out": core + tail(p, x.v, o, precision, chain(p.shape[-1]))}
 
 
-def gradients_bound(x: Logits, P: np.ndarray, signed: bool, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
-    """Bounds of dq, dk and dv for a kernel that saves the output and the log-sum-exp, and computes the weights P again from these.
+def gradients_bound(
+    x: Logits, P: np.ndarray, signed: bool, call: Mapping[str, Any], precision: Precision, sink: Any = None,
+) -> dict[str, np.ndarray]:
+    """Bounds of the gradients for a kernel that saves the output and the log-sum-exp, and computes the weights P again from these.
 
-    signed: whether the weights keep the signs of the logits, which may then come out wrong near 0.
+    signed: whether the weights keep the signs of the logits, which may then come out wrong near 0.  sink: enters the errors and the
+    weights like a key whose value is 0, as forward.  Under a softcap c the gradient by the product takes the factor 1 - t^2, t = cap / c,
+    whose error is 2 |t| times that of t.
     """
     g = np.sign(x.s) if signed else np.ones(P.shape)
     a, u, eta = precision
@@ -53,17 +56,23 @@ def gradients_bound(x: Logits, P: np.ndarray, signed: bool, call: Mapping[str, A
     aG, vT = np.abs(G), np.swapaxes(x.v, -1, -2)
     n, m, e = P.shape[-2], P.shape[-1], G.shape[-1]
     size = g * x.s
-    ds = exponent_error(size, x.error, x.visible, a)
-    top = np.max(np.where(x.visible, size, -np.inf), axis=-1, keepdims=True, initial=-np.inf)
+    ds = exponent_error(size, x.error, x.visible, a, sink)
+    z = np.broadcast_to(np.asarray(-np.inf if sink is None else sink)[..., None, None], (*P.shape[:-1], 1))
+    top = np.maximum(np.max(np.where(x.visible, size, -np.inf), axis=-1, keepdims=True, initial=-np.inf), z)
+    has_sink = z > -np.inf
+    dz = np.where(has_sink, 2 * u * np.abs(z) + a * (4 + 2 * (top - np.where(has_sink, z, top))), 0.0)
+    P_sink = np.where(has_sink, 1 - np.sum(P, axis=-1, keepdims=True), 0.0)
     top = np.where(top == -np.inf, 0.0, np.abs(top))
-    of_lse = np.sum(P * ds, axis=-1, keepdims=True) + chain(m) * a + a * (top + np.abs(size))      # saved rounded
+    of_lse = np.sum(P * ds, axis=-1, keepdims=True) + P_sink * dz + chain(m) * a + a * (top + np.abs(size))      # saved rounded
     rel = np.where(x.visible, np.expm1(ds + of_lse) + u, 0.0)
     flip = np.where(signed & x.visible & (size <= x.error), 2 * P * (1 + rel), 0.0)
 
     O = (g * P) @ x.v
     dP, D = g * (G @ vT), np.sum(G * O, axis=-1, keepdims=True)
     dS = g * P * (dP - D)
-    eO = spread(P * np.expm1(ds), x.v, O, g) + chain(m) * a * (P @ np.abs(x.v)) + u * (np.abs(O) + P @ np.abs(x.v)) + flip @ np.abs(x.v)
+    Pv = P @ np.abs(x.v)
+    eO = spread(P * np.expm1(ds), x.v, O, g) + P_sink * np.expm1(dz) * np.abs(O) + chain(m) * a * Pv + u * (np.abs(O) + Pv)
+    eO = eO + flip @ np.abs(x.v)
     edP = (chain(e) * a + u) * (aG @ np.abs(vT))
     eD = chain(e) * a * np.sum(aG * np.abs(O), axis=-1, keepdims=True) + np.sum(aG * eO, axis=-1, keepdims=True)
     edS = P * (rel * np.abs(dP - D) + (1 + rel) * (edP + eD)) + u * np.abs(dS) + flip * (np.abs(dP) + np.abs(D))
@@ -77,25 +86,59 @@ def gradients_bound(x: Logits, P: np.ndarray, signed: bool, call: Mapping[str, A
     def turned(A: np.ndarray) -> np.ndarray:
         return np.swapaxes(A, -1, -2)
 
+    found = {}
+    if call.get("bias") is not None:
+        found["dbias"] = edS + chain(n * m) * a * np.abs(dS) + 2 * u * np.abs(dS) + eta
+    if sink is not None:
+        found["dsink"] = np.sum(P_sink * (np.expm1(dz + np.max(of_lse, axis=-1, keepdims=True)) * np.abs(D) + (1 + chain(n) * a) * eD)
+                                + (chain(n) * a + 2 * u) * P_sink * np.abs(D), axis=-2)[..., 0] + eta
+    if call.get("softcap"):
+        c = call["softcap"]
+        t = np.where(x.visible, x.s - (0.0 if call.get("bias") is None else np.where(x.visible, call["bias"], 0.0)), 0.0) / c
+        slope = 1 - t**2
+        edS = edS * slope + np.abs(dS) * (2 * np.abs(t) * (x.error * slope / c + 4 * a * np.abs(t)) + 3 * a) + a * np.abs(dS)
+        dS = dS * slope
+
     dv = turned(g * P) @ G
     e_dv = turned(P * rel + flip) @ aG + chain(n) * a * (turned(P) @ aG) + 2 * u * np.abs(dv)
     return {
         "dq": product(dS, edS, x.k, m),
         "dk": product(turned(dS), turned(edS), x.q, n),
         "dv": e_dv + 4 * eta * (1 + np.sum(aG, axis=-2, keepdims=True)),
+        **found,
     }
 
 
 def softmax_gradients_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
-    """Gradients of softmax attention by q, k and v."""
-    if any(call.get(name) is not None for name in ("sink", "bias", "softcap")):
-        raise NoBound("the bound of softmax gradients is derived without sink, bias and softcap")
+    """Gradients of softmax attention by all its arrays."""
     x = logits_of(call, precision)
-    P, _ = softmax_weights(x.s, x.visible)
-    return summed_like(gradients_bound(x, P, False, call, precision), call)
+    sink = None if call.get("sink") is None else np.asarray(call["sink"], dtype=np.float64)
+    P, _ = softmax_weights(x.s, x.visible, sink)
+    return summed_like(gradients_bound(x, P, False, call, precision, sink), call)
+
+
+def merged_partials_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """The maximum is exact; each of the two terms of l and o carries the error of its exponential, and the sum rounds."""
+    a, u, eta = precision
+    m1, l1, o1, m2, l2, o2 = (np.asarray(call[name], dtype=np.float64) for name in ("m1", "l1", "o1", "m2", "l2", "o2"))
+    top = np.maximum(m1, m2)
+
+    def term(top: np.ndarray, m: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Error of exp(m - top) x: the difference of the maxima rounds, then the exponential, the product and the sum."""
+        below = np.where(m == -np.inf, 0.0, top - m)
+        size = np.exp(np.where(m == -np.inf, -np.inf, -below))
+        error = size * np.expm1(a * (4 + 2 * below))
+        return (error * np.abs(x) + (2 * a + 2 * u) * size * np.abs(x)) + eta * (1 + np.abs(x))
+
+    return {
+        "m": np.zeros(top.shape),
+        "l": term(top, m1, l1) + term(top, m2, l2),
+        "o": term(top[..., None], m1[..., None], o1) + term(top[..., None], m2[..., None], o2),
+    }
 
 
 BOUNDS = {
+    "merged partials": merged_partials_bound,
     "softmax": softmax_bound,
     "softmax gradients": softmax_gradients_bound,
 }
