@@ -143,7 +143,6 @@ def gather(
             arrays[name] = array = rounded(record, name, array, dtype)
         if np.asarray(array).dtype.kind in "fV" and not allow_nonfinite:
             refuse_nonfinite(name, np.asarray(array).astype(np.float64))
-    check_memory(estimate(record, arrays), record.name)
     return arrays, options, files
 
 
@@ -151,16 +150,24 @@ def draw(record: Formula, shape: str | None, seed: int) -> dict[str, Any]:
     given = parse_sizes(shape)
     with refusing("--"):
         sizes = record.complete_sizes(given)
-    lead = [sizes[dim] for dim in ("b", "h") if dim in sizes and dim not in record.dimensions]
     drawn = record.required if record.draw_arrays is None else record.arrays            # its own draw may fill optional ones too
     total = sum(math.prod(record.size_of(name, sizes)) for name in drawn if all(d in sizes for d in parse_shape(record.shapes[name]).names))
-    check_memory(8 * total + workspace(record, sizes, lead), record.name)
+    check_memory(8 * total, record.name)
     with refusing("--shape: "):
         return record.draw(given, seed)
 
 
-def estimate(record: Formula, arrays: Mapping[str, Any]) -> int:
-    """Bytes that computing the formula on these arrays takes at its worst, roughly."""
+def check_workspace(record: Formula, arrays: Mapping[str, Any], backend: str, weights: bool) -> None:
+    """Refuse a computation that would take more memory than is free, roughly.
+
+    The reference makes its largest intermediate array several times over; a twin makes one of that size only to return it.
+    """
+    copies = COPIES if backend == "reference" else 3 * weights
+    check_memory(8 * (sum(np.size(array) for array in arrays.values()) + copies * largest_array(record, arrays)), record.name)
+
+
+def largest_array(record: Formula, arrays: Mapping[str, Any]) -> int:
+    """Numbers in the largest array that computing the formula on these arrays makes."""
     sizes: dict[str, int] = {}
     lead: tuple[int, ...] = ()
     for name, array in arrays.items():
@@ -168,12 +175,8 @@ def estimate(record: Formula, arrays: Mapping[str, Any]) -> int:
         tail = np.shape(array)[np.ndim(array) - len(dims):]
         sizes.update({dim: max(size, sizes.get(dim, 0)) for dim, size in zip(dims, tail, strict=False)})
         lead = max(lead, np.shape(array)[: np.ndim(array) - len(dims)], key=math.prod)
-    return 8 * sum(np.size(array) for array in arrays.values()) + workspace(record, sizes, lead)
-
-
-def workspace(record: Formula, sizes: Mapping[str, int], lead: Iterable[int]) -> int:
     texts = [record.workspace] if record.workspace else [record.shapes[name] for name in record.outputs]
-    return max(8 * COPIES * math.prod((*lead, *(sizes.get(dim, 1) for dim in parse_shape(text).names))) for text in texts)
+    return max(math.prod((*lead, *(sizes.get(dim, 1) for dim in parse_shape(text).names))) for text in texts)
 
 
 def refuse_nonfinite(name: str, array: np.ndarray) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from attnspec.cli.arguments import gather, nearest_of, pairs, with_inputs
+from attnspec.cli.arguments import check_workspace, gather, nearest_of, pairs, with_inputs
 from attnspec.cli.files import Refusal, Targets, refusing
 from attnspec.cli.run import PICTURES, choose
 from attnspec.dispatch import BACKENDS, record_of
@@ -43,6 +43,8 @@ def plot(names: tuple[str, ...], backend: str, output: Path, force: bool, settin
         targets.check("--output", output, PICTURES, files)
         with refusing():
             selection, options = choose(record, backend, arrays, options, needs_weights=True)
+        check_workspace(record, arrays, selection.backend, True)
+        with refusing():
             panels += plotting.panels_of(record, arrays, selection.function(**arrays, **options))
     targets.put(output, lambda file: plotting.draw(panels, file, output.suffix.lower().removeprefix(".")))
     targets.commit()

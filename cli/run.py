@@ -8,13 +8,14 @@ from typing import Any
 import click
 import numpy as np
 
-from attnspec.cli.arguments import gather, with_inputs
+from attnspec.cli.arguments import check_workspace, gather, largest_array, with_inputs
 from attnspec.cli.files import Targets, refusing
 from attnspec.dispatch import BACKENDS, Selection, record_of, select
 from attnspec.plotting import weight_dims
 from attnspec.reference.formula import Formula
 
 ARRAYS = (".npz", ".safetensors")
+MANY = 2**22               # weights that a twin is not asked for just to summarise them
 PICTURES = (".png", ".pdf", ".svg")
 
 
@@ -48,6 +49,7 @@ def run(
         if weights is not None and not has_weights:
             raise ValueError(f"--weights: {name} has no weight matrix to return")
         selection, options = choose(record, backend, arrays, options, needs_weights=weights is not None or plot is not None)
+    check_workspace(record, arrays, selection.backend, options.get("return_weights", False))
 
     start = time.perf_counter()
     with refusing():
@@ -85,7 +87,7 @@ def run(
 def choose(
     record: Formula, backend: str, arrays: dict[str, Any], options: dict[str, Any], needs_weights: bool,
 ) -> tuple[Selection, dict[str, Any]]:
-    """The backend for this call, asked for its weights where they are needed, or where it can give them."""
+    """The backend for this call, asked for its weights where they are needed, or where it gives them without much ado."""
     dtype = next((str(np.asarray(array).dtype) for array in arrays.values() if np.asarray(array).dtype.kind in "fV"), None)
     request = {**options, **{key: arrays[key] for key in arrays if key not in record.required}}
     if "return_weights" not in record.options:
@@ -93,7 +95,8 @@ def choose(
     asked = {**request, "return_weights": True}
     selection = select(record.name, backend, options=asked if needs_weights else request, dtype=dtype)
     limits = getattr(selection.function, "limits", None)
-    if needs_weights or limits is None or "return_weights" not in limits.lacks:
+    small = selection.backend == "reference" or largest_array(record, arrays) <= MANY
+    if needs_weights or (small and (limits is None or "return_weights" not in limits.lacks)):
         options = {**options, "return_weights": True}
     return selection, options
 

@@ -1,16 +1,23 @@
 """A twin exports the reference's names, parameters and defaults, and nothing else."""
 
+import ast
 import importlib
 import inspect
 import types
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 import attnspec
+from attnspec.conformance import verify
 from attnspec.dispatch import BACKENDS
 from attnspec.reference.formula import twin
 
 RECORDS = attnspec.formulas()
+TWINS = [(backend.name, name) for backend in BACKENDS.values() if backend.name != "reference" and backend.missing() is None
+         for name in RECORDS if backend.has(name)]
+CHECKED = {"attnspec.reference.inputs", "attnspec.reference.formula", "attnspec.reference"}      # what twins may use of the reference
 
 
 def disagreements(module):
@@ -40,6 +47,32 @@ def test_installed_twins_agree():
     for name, backend in BACKENDS.items():
         if name != "reference" and backend.missing() is None:
             assert disagreements(importlib.import_module(backend.package)) == []
+
+
+@pytest.mark.parametrize("backend, name", TWINS)
+def test_every_twin_is_within_its_bounds(backend, name):
+    """In every dtype that it takes; what is not judged has a reason, and something is."""
+    checks = list(verify(name, backend))
+    failed = [check for check in checks if check.skipped is None and not check.passed]
+    assert [f"{check.case}: {check.ratio:.3g} of its bound {check.note}" for check in failed] == []
+    judged = {check.case.rpartition("-")[2] for check in checks if check.skipped is None}
+    assert judged == set(BACKENDS[backend].function(name).limits.dtypes)
+
+
+@pytest.mark.parametrize("package", {BACKENDS[backend].package for backend, _ in TWINS})
+def test_a_twin_never_calls_the_maths_that_judges_it(package):
+    """Of the reference it uses the checks, the records and the classes of results."""
+    folder = Path(importlib.import_module(package).__file__).parent
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.Import):
+                assert not any(name.startswith("attnspec.reference") for name in names), path
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnspec.reference") and node.module not in CHECKED:
+                module = importlib.import_module(node.module)
+                assert all(hasattr(getattr(module, name), "_fields") for name in names), f"{path}: {node.module} {names}"
+            elif isinstance(node, ast.ImportFrom) and node.module == "attnspec.reference":
+                assert names == ["formula"], path
 
 
 def test_disagreements_are_found():
