@@ -19,6 +19,7 @@ MODULES = {
     "higher_order.tensor_blocked": ("tensor_attention_blocked",),
     "higher_order.tensor_poly": ("tensor_attention_poly",),
     "higher_order.two_simplicial": ("two_simplicial_attention",),
+    "signed.cog": ("cog_attention", "cog_attention_backward", "cog_weights"),
     "parallel": ("thread_count", "threads"),
 }
 WHERE = {name: module for module, names in MODULES.items() for name in names}

@@ -21,12 +21,13 @@ from attnspec.numba_kernels.arrays import heads_of, leading_axes
 from attnspec.numba_kernels.exponential import LN_2, LOG2_E, exp2_row, range_of_row, tanh
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns, packed_rows, rows_product
-from attnspec.numba_kernels.simd import absolute, lanes, load, signed_like, splat, store
 from attnspec.numba_kernels.parallel import in_parallel
+from attnspec.numba_kernels.simd import absolute, lane_sum, lanes, load, signed_like, splat, store
 from attnspec.reference.inputs import CAUSAL, AttentionResult, default_scale, number, one_of, window_sides
 
 QUERIES, KEYS = 96, 512      # of a tile: 0.2 MB of float32 logits beside 0.25 MB of keys and values of 64 features, in 0.5 MB of L2 cache
 FAR = 2**60
+SIGNED, NONZERO = 1, 2       # kinds of signed softmax: normalised over all visible keys, or over those with a logit other than 0, plus 1e-6
 
 
 class Band(NamedTuple):
@@ -129,6 +130,15 @@ def sign_row(row, stop, magnitudes):
 
 
 @helper
+def sum_of_sizes(row, stop):
+    """sum |row|."""
+    total = splat(row.dtype.type(0), row)
+    for j in range(0, stop, lanes(row)):
+        total = total + absolute(load(row, j))
+    return lane_sum(total)
+
+
+@helper
 def weigh_row(row, stop, top):
     """Replace the logits of a row by their weights 2^(row - top'); returns the new top' and the sum of the weights."""
     smallest, largest = range_of_row(row, 0, stop)
@@ -204,6 +214,8 @@ def attend_blocks(
                 largest, summed = weigh_row(logits, stop, top[r])
                 if signed:
                     sign_row(row, stop, magnitudes)
+                if signed == NONZERO:
+                    summed = sum_of_sizes(row, stop)
                 if largest > top[r] and top[r] > none:
                     factor = np.exp2(top[r] - largest)
                     total[r] *= factor
@@ -220,6 +232,7 @@ def attend_blocks(
             j += count
 
         for r in range(rows):
+            total[r] += q.dtype.type(1e-6) if signed == NONZERO else zero
             empty = total[r] == 0
             if total[r] != total[r]:                         # a NaN of the sink alone does not count where nothing is seen
                 empty = True
@@ -309,7 +322,7 @@ def flattened(
     )
 
 
-def forward(call: Call, *, signed=False, return_weights=False, return_lse=False, save=False):
+def forward(call: Call, *, signed=0, return_weights=False, return_lse=False, save=False):
     """out (heads, n, e), weights (heads, n, m), lse (heads, n), saved (2, heads, n); without entries where not asked for."""
     heads, n, m, d, e = call.sizes
     dtype = call.q.dtype
@@ -325,8 +338,8 @@ def forward(call: Call, *, signed=False, return_weights=False, return_lse=False,
     return out, weights, lse, saved
 
 
-def tiled_attention(q, k, v, *, signed=False, return_weights=False, return_lse=False, **options):
-    """(out, weights, lse) of softmax attention, or of signed softmax attention; the latter two None unless asked for.
+def tiled_attention(q, k, v, *, signed=0, return_weights=False, return_lse=False, **options):
+    """(out, weights, lse) of softmax attention, or where `signed` is SIGNED or NONZERO of that; the latter two None unless asked for.
 
     Arrays of one dtype, float32 or float64, checked already; options: those of `flattened`.
     """

@@ -20,6 +20,7 @@ from attnspec.numba_kernels.arrays import heads_of
 from attnspec.numba_kernels.exponential import LOG2_E, exp2_row, range_of_row
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns, packed_rows, rows_product
+from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.numba_kernels.simd import ROWS, absolute, lanes, load, splat, store, turned_block_product, unless_zero
 from attnspec.numba_kernels.softmax.tiles import (
     Call,
@@ -34,7 +35,6 @@ from attnspec.numba_kernels.softmax.tiles import (
     sign_row,
     whole_registers,
 )
-from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.reference.inputs import sum_groups, sum_to_shape
 
 QUERIES, KEYS = 60, 256      # of a tile: ten blocks of rows, and no chain of more than 64 terms in dk and dv
@@ -211,7 +211,7 @@ class Gradients(NamedTuple):
     dsink: np.ndarray               # (heads,), or no entries without a sink
 
 
-def gradients(call: Call, do: np.ndarray, out: np.ndarray, saved: np.ndarray, *, signed=False) -> Gradients:
+def gradients(call: Call, do: np.ndarray, out: np.ndarray, saved: np.ndarray, *, signed=0) -> Gradients:
     """The backward pass from what `forward` saved; do (..., n, e)."""
     heads, n, m, d, e = call.sizes
     dtype = call.q.dtype
@@ -237,7 +237,7 @@ def gradients(call: Call, do: np.ndarray, out: np.ndarray, saved: np.ndarray, *,
     return Gradients(dq.sum(axis=0)[..., :d], dk, dv, ds, dsink)
 
 
-def tiled_backward(q, k, v, do, *, signed=False, **options):
+def tiled_backward(q, k, v, do, *, signed=0, **options):
     """(dq, dk, dv, dbias, dsink) of softmax attention, or of signed softmax attention, for the cotangent do of its output.
 
     The gradients of a bias or a sink are None where there is none; that of a bias takes n * m numbers a head. options: of `flattened`.

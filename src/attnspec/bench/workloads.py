@@ -226,7 +226,7 @@ ATTENTION = 4.0 * HEADS * TOKENS**2 * FEATURES      # operations of q k^T and P 
 QKV = heads_first("q", "k", "v")
 
 
-def our_gradients(signed: bool) -> Callable[[Arrays], Call]:
+def our_gradients(signed: int) -> Callable[[Arrays], Call]:
     """Our backward pass alone, from what the forward pass saved."""
 
     def prepare(arrays: Arrays) -> Call:
@@ -299,7 +299,7 @@ def workloads() -> list[Workload]:
         Workload("softmax", "scaled_dot_product_attention", QKV, ours("scaled_dot_product_attention"), (sdpa,), ATTENTION),
         Workload("softmax, causal", "scaled_dot_product_attention", QKV, ours("scaled_dot_product_attention", causal=True),
                  (causal, own_softmax(0.6)), ATTENTION / 2),
-        Workload("softmax, gradients", "scaled_dot_product_attention_backward", heads_first("q", "k", "v", "do"), our_gradients(False),
+        Workload("softmax, gradients", "scaled_dot_product_attention_backward", heads_first("q", "k", "v", "do"), our_gradients(0),
                  (torch_peer("torch SDPA, backward", lambda torch, x: torch_backward_alone(torch, x, torch_sdpa_of_leaves), 1.0),),
                  2.5 * ATTENTION),
         Workload("softmax, output and gradients", "scaled_dot_product_attention_backward", heads_first("q", "k", "v", "do"),
@@ -308,7 +308,7 @@ def workloads() -> list[Workload]:
                  3.5 * ATTENTION),
         Workload("Cog", "cog_attention", QKV, ours("cog_attention"),
                  (torch_peer("torch eager", torch_cog, 4.0), own_softmax(1.2)), ATTENTION),
-        Workload("Cog, gradients", "cog_attention_backward", heads_first("q", "k", "v", "do"), our_gradients(True),
+        Workload("Cog, gradients", "cog_attention_backward", heads_first("q", "k", "v", "do"), our_gradients(1),
                  (torch_peer("torch eager, backward", lambda torch, x: torch_backward_alone(torch, x, torch_cog), 5.0),), 2.5 * ATTENTION),
         Workload("affine-scaled", "affine_scaled_attention",
                  heads_first("q", "k", "v", x=x, w_a=(HEADS, x[1]), alpha_ma=(HEADS,)), ours("affine_scaled_attention"),

@@ -106,8 +106,8 @@ def judged(call: Callable[[], Any], want: Any, limits: dict[str, np.ndarray]) ->
     """(error, bound) of the element, among all outputs of the call, whose error is largest in units of its bound."""
     got = call()
     worst, worst_ratio = (0.0, 1.0), 0.0
-    outputs = want._asdict() if hasattr(want, "_asdict") else {"out": want}
-    results = got._asdict() if hasattr(got, "_asdict") else {"out": got}
+    (only, *_) = limits                                  # the name of a result that is no tuple
+    outputs, results = (x._asdict() if hasattr(x, "_asdict") else {only: x} for x in (want, got))
     for key, limit in limits.items():
         ours, theirs = np.asarray(outputs[key]), np.asarray(results[key], dtype=np.float64)
         if ours.shape != theirs.shape:
