@@ -48,7 +48,7 @@ class Formula:
     workspace: str | None = None                  # shape of the largest array made on the way, for the estimate of memory
     draw_arrays: Callable[..., dict[str, np.ndarray]] | None = None
 
-    @property
+    @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(self.function).parameters)
 

@@ -158,6 +158,14 @@ def add_chosen_values(S, i0, rows, start, terms, values, one, key, low, high, ma
                         acc[r, p * width + w] += S[r, start + t] * values[one, p, key + t, w]
 
 
+@helper
+def copy_rows(x, one, i0, rows, block):
+    """block[:rows] = x[one, i0:i0 + rows]; a loop compiles faster than slices, which bring the code of their errors along."""
+    for r in range(rows):
+        for c in range(x.shape[2]):
+            block[r, c] = x[one, i0 + r, c]
+
+
 @kernel
 def attend_blocks(
     q, q_of, keys, k_of, m, values, v_of, finite, bias, bias_of, mask, mask_of, sink, scale, softcap, low, high, signed, out, lse, saved,
@@ -180,7 +188,7 @@ def attend_blocks(
     for task in range(first, heads * blocks, step):
         h, i0 = task // blocks, task % blocks * QUERIES
         rows = min(QUERIES, n - i0)
-        block[:rows] = q[q_of[h], i0 : i0 + rows]
+        copy_rows(q, q_of[h], i0, rows, block)
         z = sink[h] * q.dtype.type(LOG2_E) if sink.size else none
         top[:] = z
         total[:] = zero if z == none else np.exp2(z - z)

@@ -27,6 +27,7 @@ from attnspec.numba_kernels.softmax.tiles import (
     bias_row,
     cap_row,
     chunks_finite,
+    copy_rows,
     flattened,
     forward,
     hide_row,
@@ -123,7 +124,8 @@ def attend_blocks_backward(
                 rows = min(QUERIES, n - i0)
                 if j > i0 + rows - 1 + high or j + count - 1 < i0 + low:
                     continue
-                q_block[:rows], do_block[:rows] = q[q_of[h], i0 : i0 + rows], do[do_of[h], i0 : i0 + rows]
+                copy_rows(q, q_of[h], i0, rows, q_block)
+                copy_rows(do, do_of[h], i0, rows, do_block)
                 rows_product(q_block, rows, keys, k_at, d * width, j // width, panels, d, S, S.shape[1], alpha)
                 stop = whole_registers(count, S)
                 rows_product(do_block, rows, values, v_at, e * width, j // width, panels, e, G, G.shape[1], one)
@@ -178,7 +180,11 @@ def attend_blocks_backward(
                 for r in range(rows):
                     for c in range(d_step):
                         dq[part, h, i0 + r, c] += dq_block[r, c] * scale
-            dk[h, j : j + count], dv[h, j : j + count] = dk_tile[:count, :d], dv_tile[:count, :e]
+            for r in range(count):
+                for c in range(d):
+                    dk[h, j + r, c] = dk_tile[r, c]
+                for c in range(e):
+                    dv[h, j + r, c] = dv_tile[r, c]
 
 
 

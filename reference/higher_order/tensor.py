@@ -201,6 +201,7 @@ def factor_gradients(dX, x1, x2, seen):
     shapes={**SHAPES, "do": "... n e", "dq": "... n d", "dk1": "... m1 d", "dk2": "... m2 d", "dv1": "... m1 e", "dv2": "... m2 e"},
     equation="dS = P * (dO V^T - <dO, o>),  dq = scale dS K,  dK = scale dS^T q,  dV = P^T dO,  dk1_j1 = sum_j2 dK_j1j2 ∘ k2_j2",
     status="derived",
+    bound="tensor gradients",
     workspace="... n m1 m2",
     **{**FACTS, "source": "arXiv:2310.04064, abstract, differentiated",
        "latex": r"dS=P\circ(dO\,V^\top-\langle dO,o\rangle),\quad dq=\mathrm{scale}\,dS\,K,\quad dK=\mathrm{scale}\,dS^\top q,"

@@ -132,6 +132,7 @@ def tensor_poly_features(q, k1, k2, *, degree=8, centre=0.0, scale=None):
 @formula(
     shapes={**UNMASKED, "out": "... n e"},
     equation="out = N / D,  N = U1 [(U2^T V1) ∘ (U3^T V2)],  D = U1 [(U2^T 1) ∘ (U3^T 1)],  U1 (U2 ⊘ U3)^T ~ exp(S)",
+    bound="tensor polynomial",
     **{**POLY, "latex": r"o=\frac{U_1[(U_2^\top V_1)\circ(U_3^\top V_2)]}{U_1[(U_2^\top\mathbf 1)\circ(U_3^\top\mathbf 1)]},\quad "
                         r"U_1(U_2\oslash U_3)^\top\approx\exp\bigl(\mathrm{scale}\,Q(K_1\oslash K_2)^\top\bigr)"},
 )

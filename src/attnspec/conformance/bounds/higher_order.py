@@ -10,6 +10,7 @@ from attnspec.conformance.bounds.pieces import Logits, NoBound, Precision, chain
 from attnspec.conformance.bounds.softmax import gradients_bound
 from attnspec.reference.formula import Formula
 from attnspec.reference.higher_order.tensor import khatri_rao, tensor_attention, visible_tuples
+from attnspec.reference.higher_order.tensor_poly import MOST_FEATURES
 from attnspec.reference.higher_order.two_simplicial import two_simplicial_attention
 from attnspec.reference.inputs import grouped_heads, sum_to_shape
 from attnspec.reference.softmax.weights import softmax_weights
@@ -57,8 +58,9 @@ def tensor_bound(record: Formula, call: Mapping[str, Any], precision: Precision)
 def tensor_gradients_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
     """Those of softmax attention with the pairs as keys k1 ⊘ k2 and values v1 ⊘ v2; then the sums over one member of a pair.
 
-    A chain over all pairs is no shorter than a chain over first keys behind one over second keys: chain(m1 m2) >= chain(m1) + chain(m2) - 4.
-    The gradients of a pair have the errors e, and dk1_j1 = sum_j2 dK_j1j2 ∘ k2_j2 adds a chain, a product and a rounding:
+    A chain over all pairs is no shorter than one over first keys behind one over second keys: chain(m1 m2) >= chain(m1) + chain(m2) - 4,
+    of which each has 4 to spare. The gradients of a pair have the errors e, and dk1_j1 = sum_j2 dK_j1j2 ∘ k2_j2 adds a chain, a product
+    and a rounding:
 
         sum_j2 (e_j1j2 + (chain(m2) + 1) a |dS|^T|q|_j1j2) |k2_j2| + u |dk1_j1|, also where j2 is summed before i: then |dS|^T |q| stays
     """
@@ -95,7 +97,9 @@ def tensor_gradients_bound(record: Formula, call: Mapping[str, Any], precision: 
 
 def taylor(z: np.ndarray, degree: int, centre: float, magnitudes: bool = False) -> np.ndarray:
     """sum_s c_s z^s, or sum_s |c_s| z^s, with c_s = e^c / s! sum_{u<=g-s} (-c)^u / u! (tensor_poly.py)."""
-    c = [math.exp(centre) / math.factorial(s) * sum((-centre) ** u / math.factorial(u) for u in range(degree - s + 1)) for s in range(degree + 1)]
+    inverse = [1 / math.factorial(s) for s in range(degree + 1)]
+    tails = np.cumsum([(-centre) ** s * inverse[s] for s in range(degree + 1)])
+    c = math.exp(centre) * np.array(inverse) * tails[::-1]
     return np.polynomial.polynomial.polyval(z, np.abs(c) if magnitudes else c)
 
 
@@ -114,6 +118,9 @@ def tensor_poly_bound(record: Formula, call: Mapping[str, Any], precision: Preci
     q, k1, k2, v1, v2 = (np.asarray(call[name], dtype=np.float64) for name in ("q", "k1", "k2", "v1", "v2"))
     n, m1, m2, d = q.shape[-2], k1.shape[-2], k2.shape[-2], q.shape[-1]
     g, c = call.get("degree", 8), call.get("centre", 0.0)
+    rank = math.comb(d + g, g)
+    if max(1, d, *(math.prod(x.shape[:-1]) for x in (q, k1, k2))) * rank > MOST_FEATURES:
+        raise NoBound(f"the formula refuses {rank} monomials, C({d} + {g}, {g}), at these sizes")
     scale = 1 / max(d, 1) if call.get("scale") is None else call["scale"]
     seen = visible_tuples(n, (m1, m2), None, call.get("causal", False))
     visible = np.broadcast_to(seen, (n, m1, m2)).reshape(n, m1 * m2)
@@ -122,7 +129,7 @@ def tensor_poly_bound(record: Formula, call: Mapping[str, Any], precision: Preci
     w = khatri_rao(v1, v2)
     D = np.sum(A, axis=-1, keepdims=True)
     empty = ~np.any(visible, axis=-1, keepdims=True)
-    relative = (4 * g + 4) * a + 4 * u + (chain(m1) + chain(m2) + chain(math.comb(d + g, g)) + 2) * a
+    relative = (4 * g + 4) * a + 4 * u + (chain(m1) + chain(m2) + chain(rank) + 2) * a
     dN, dD = relative * (size @ np.abs(w)), relative * np.sum(size, axis=-1, keepdims=True)
     left = np.where(empty, 1.0, np.abs(D) - dD)
     with np.errstate(divide="ignore", invalid="ignore"):
