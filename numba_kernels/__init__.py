@@ -15,11 +15,13 @@ MODULES = {
     "softmax.softmax_one": ("softmax_one_attention",),
     "softmax.sink": ("attention_with_sink",),
     "softmax.online": ("merge_attention_partials",),
+    "signed.cog": ("cog_attention", "cog_attention_backward", "cog_weights"),
+    "affine.affine_scaled": ("affine_scaled_attention",),
+    "affine.gated": ("gated_attention",),
     "higher_order.tensor": ("tensor_attention", "tensor_attention_backward"),
     "higher_order.tensor_blocked": ("tensor_attention_blocked",),
     "higher_order.tensor_poly": ("tensor_attention_poly",),
     "higher_order.two_simplicial": ("two_simplicial_attention",),
-    "signed.cog": ("cog_attention", "cog_attention_backward", "cog_weights"),
     "parallel": ("thread_count", "threads"),
 }
 WHERE = {name: module for module, names in MODULES.items() for name in names}

@@ -6,8 +6,8 @@ A panel holds COLUMNS registers of columns (16 in float32, 8 in float64). What a
 import numpy as np
 
 from attnspec.numba_kernels.jit import helper, kernel
-from attnspec.numba_kernels.simd import BYTES, COLUMNS, ROWS, block_product
 from attnspec.numba_kernels.parallel import in_parallel
+from attnspec.numba_kernels.simd import BYTES, COLUMNS, ROWS, block_product
 
 CHUNK = 64      # terms added in one chain before the sum goes to memory: the error bounds allow no more
 

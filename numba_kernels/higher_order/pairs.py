@@ -22,9 +22,9 @@ from attnspec.numba_kernels.arrays import heads_of
 from attnspec.numba_kernels.exponential import LN_2, LOG2_E, exp2_row, range_of_row
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns, packed_rows, rows_product
+from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.numba_kernels.simd import ROWS, lanes
 from attnspec.numba_kernels.softmax.tiles import Band, add_chosen_values, band, chunks_finite, hide_row, sees, weigh_row, whole_registers
-from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.reference.inputs import number
 
 QUERIES, KEYS = 48, 512      # of a tile at most

@@ -32,9 +32,9 @@ from attnspec.numba_kernels.higher_order.pairs import (
 )
 from attnspec.numba_kernels.jit import kernel
 from attnspec.numba_kernels.matrix import add_columns_product, packed_columns, packed_rows, rows_product
+from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.numba_kernels.softmax.tiles import sees
 from attnspec.numba_kernels.softmax.tiles_backward import gradient_of_row
-from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.reference.inputs import sum_to_shape
 
 

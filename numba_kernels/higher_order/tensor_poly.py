@@ -18,8 +18,8 @@ from attnspec.numba_kernels.arrays import heads_of
 from attnspec.numba_kernels.higher_order.pairs import tensor_scale
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.matrix import CHUNK, packed_columns
-from attnspec.numba_kernels.simd import ROWS, block_product, lanes, load, splat, store
 from attnspec.numba_kernels.parallel import in_parallel
+from attnspec.numba_kernels.simd import ROWS, block_product, lanes, load, splat, store
 from attnspec.numba_kernels.twin import twin
 from attnspec.reference.inputs import CAUSAL, number, one_of, whole
 
