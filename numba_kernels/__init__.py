@@ -25,6 +25,7 @@ MODULES = {
     "higher_order.tensor_blocked": ("tensor_attention_blocked",),
     "higher_order.tensor_poly": ("tensor_attention_poly",),
     "higher_order.two_simplicial": ("two_simplicial_attention",),
+    "memory.hopfield": ("hopfield_energy", "hopfield_retrieve", "hopfield_retrieve_backward", "hopfield_update"),
     "parallel": ("thread_count", "threads"),
 }
 WHERE = {name: module for module, names in MODULES.items() for name in names}

@@ -83,6 +83,7 @@ def log_mean_exp(s, beta):
           r"+\tfrac12\max_i|y_i|^2",
     source="arXiv:2008.02217, eqs. (1) and (2)",
     status="secondary",
+    bound="hopfield energy",
     kinks="two stored patterns of the same largest norm, in the derivative by stored",
     workspace="... n m",
 )
@@ -249,6 +250,7 @@ def draw_backward(sizes, rng):
           r"\quad dV=A_s^\top G",
     source="arXiv:2008.02217, eq. (3), differentiated",
     status="derived",
+    bound="hopfield gradients",
     workspace="... n m",
     draw=draw_backward,
 )

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.bounds.pieces import NoBound, Precision, chain, exponent_error, spread, weight_error
+from attnspec.conformance.bounds.pieces import NoBound, Precision, chain, exponent_error, logits_of, spread, summed_like, weight_error
+from attnspec.conformance.bounds.softmax import gradients_bound
 from attnspec.reference.formula import Formula
 from attnspec.reference.softmax.weights import softmax_weights
 
@@ -39,6 +40,58 @@ def hopfield_bound(record: Formula, call: Mapping[str, Any], precision: Precisio
     return {"out": error + u * np.abs(x) + eta * (1 + np.sum(np.abs(values), axis=-2, keepdims=True))}
 
 
+def energy_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """An error of a product moves the log of the mean by the share that its pattern has; squares and sums round, the result is rounded."""
+    a, u, eta = precision
+    x, y = (np.asarray(call[name], dtype=np.float64) for name in ("state", "stored"))
+    m, d = y.shape[-2:]
+    beta = 1 / np.sqrt(d) if call.get("beta", 1.0) is None else call.get("beta", 1.0)
+    s = x @ np.swapaxes(y, -1, -2)
+    p, _ = softmax_weights(beta * s)
+    error = (np.sqrt(d) + 2) * a * (np.abs(x) @ np.abs(np.swapaxes(y, -1, -2)))
+    moved = np.sum(p * (np.expm1(beta * error) / beta if beta > 0 else error), axis=-1)
+    top = np.max(s, axis=-1)
+    below = beta * (s - top[..., None])
+    mean = np.mean(np.exp(below), axis=-1)
+    if beta > 0:                                                     # the mean's error, through the logarithm
+        rounding = (chain(m) + 4) * a * np.mean(np.where(below > -1, np.abs(np.expm1(below)), 1.0), axis=-1) / mean / beta
+        rounding += a * np.mean((4 - 2 * below) * np.exp(below) * (below < 0), axis=-1) / mean / beta
+        log_mean = top + np.log(mean) / beta
+    else:
+        log_mean = np.mean(s, axis=-1)
+        rounding = (chain(m) + 4) * a * np.mean(np.abs(s - top[..., None]), axis=-1)
+    half, most = np.sum(x**2, axis=-1) / 2, np.max(np.sum(y**2, axis=-1), axis=-1)[..., None] / 2
+    size = np.abs(top) + np.abs(log_mean - top) + half + most
+    return {"energy": moved + rounding + (chain(d) + 4) * a * size + u * np.abs(half + most - log_mean) + eta}
+
+
+def hopfield_gradients_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """The read-out alone: the gradients of softmax attention whose keys, and values unless projected, are the stored patterns."""
+    if call.get("n_iters", 0) != 0:
+        raise NoBound("the bound of Hopfield gradients is derived for the read-out, n_iters=0")
+    projected = call.get("projection") is not None
+    stored = call["stored"]
+    beta = 1 / np.sqrt(np.shape(stored)[-1]) if call.get("beta") is None else call["beta"]
+    attention = {"q": call["state"], "k": stored, "v": call["projection"] if projected else stored, "do": call["do"], "scale": beta,
+                 "mask": call.get("mask")}
+    x = logits_of(attention, precision)
+    P, _ = softmax_weights(x.s, x.visible)
+    of = summed_like(gradients_bound(x, P, False, attention, precision), attention)
+    if projected:
+        return {"dstate": of["dq"], "dstored": of["dk"], "dprojection": of["dv"]}
+    sum_rounds = precision.a * np.abs(record.function(**{name: call[name] for name in ("state", "stored", "do")}, beta=beta,
+                                                      mask=call.get("mask")).dstored)
+    return {"dstate": of["dq"], "dstored": of["dk"] + of["dv"] + sum_rounds}
+
+
+def exact(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """Whole numbers and bits: nothing rounds."""
+    return {record.outputs[0]: np.zeros(())} if len(record.outputs) == 1 else dict.fromkeys(record.outputs, np.zeros(()))
+
+
 BOUNDS = {
+    "exact": exact,
+    "hopfield energy": energy_bound,
+    "hopfield gradients": hopfield_gradients_bound,
     "hopfield": hopfield_bound,
 }
