@@ -43,8 +43,13 @@ def twin(function=None, *, lacks: dict[str, str] | None = None, dtypes: tuple[st
 
 
 def real_or_kind(given: list[np.dtype], name: str, value: Any, kind: str) -> np.ndarray:
-    """`value` as an array, its floating dtype kept and noted in `given`; other kinds as the reference has them."""
+    """`value` as an array, its floating dtype kept and noted in `given`; other kinds as the reference has them, but small whole numbers
+    as small as they come."""
     dtype = getattr(value, "dtype", None)
+    if isinstance(value, np.ndarray) and kind == "bits" and dtype in (np.bool_, np.uint8, np.int8) and fits(value, 0, 1):
+        return value.view(np.uint8) if value.flags.c_contiguous else value.astype(np.uint8)
+    if isinstance(value, np.ndarray) and kind == "int" and dtype == np.int16:
+        return value
     if kind != "real" or not isinstance(value, np.ndarray) or dtype not in (*HALF, np.float32, np.float64):
         array = as_array(name, value, kind)
         if array.dtype.kind == "c":
@@ -54,6 +59,10 @@ def real_or_kind(given: list[np.dtype], name: str, value: Any, kind: str) -> np.
     if kind == "real":
         given.append(array.dtype.newbyteorder("="))
     return array
+
+
+def fits(array: np.ndarray, least: int, most: int) -> bool:
+    return array.size == 0 or (array.min() >= least and array.max() <= most)
 
 
 def in_dtype(result: Any, dtype: np.dtype) -> Any:

@@ -206,7 +206,8 @@ class Limits:
 def twin(*, dtypes: tuple[str, ...], lacks: Mapping[str, str] | None = None):
     """Declare what a twin supports. A twin exports the name, parameters and defaults of its reference function.
 
-    lacks: {option: reason}; a call that sets such an option away from its default goes to another backend or is refused.
+    lacks: {option: reason}; a call that sets such an option away from its default goes to another backend or is refused. "option=value"
+    lacks that value only.
     """
 
     def attach(function):

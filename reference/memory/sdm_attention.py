@@ -78,6 +78,7 @@ def log_exponential(cos, beta):
     latex=r"o_i=\frac{\sum_m w_{im}\,q_m}{\sum_m w_{im}},\quad w_{im}=I\big(\lfloor\tfrac d2(1-\cos_{im})\rfloor\big),\ "
           r"2J(\cos_{im})/A_d\ \text{or}\ e^{\beta\cos_{im}}",
     source="arXiv:2111.05498, sections 2 and 3",
+    bound="sdm attention",
     kinks='where d (1 - cos)/2 is a whole number ("circle", elsewhere without derivative by queries and addresses), at the cache\'s '
           'points, where caps only touch and for a query along an address, cosine 1 or -1 ("cap"); a vector of zeros',
     workspace="... n m",

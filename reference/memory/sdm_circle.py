@@ -116,6 +116,7 @@ def draw_distances(sizes, rng):
           r"\binom{n-j}{d-\frac{j-1}{2}},\quad\mathrm{out}=\frac{r}{2^n}\,I(d_v)",
     source="arXiv:2111.05498, section 1; Kanerva 1988, appendix B",
     discrete=True,
+    bound="exact",
     draw=draw_distances,
 )
 def sdm_circle_intersection(distance, *, n_bits, radius, n_locations=None, log=False):

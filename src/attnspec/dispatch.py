@@ -117,8 +117,13 @@ def objection(backend: Backend, record: Formula, options: dict[str, Any], dtype:
         return None
     if dtype is not None and dtype not in limits.dtypes:
         return f"its {record.name} takes {', '.join(limits.dtypes)}, not {dtype}"
-    for name, reason in limits.lacks.items():
+    for lacking, reason in limits.lacks.items():
+        name, _, only = lacking.partition("=")
         value: Any = options.get(name)
+        if only:
+            if isinstance(value, str) and value == only:
+                return f"its {record.name} lacks {name} {only!r}: {reason}"
+            continue
         default = record.parameters[name].default
         if name in options and not (value is default or (np.ndim(value) == 0 and value == default)):
             return f"its {record.name} lacks {name}: {reason}"

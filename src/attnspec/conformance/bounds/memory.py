@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.bounds.pieces import NoBound, Precision, chain, exponent_error, logits_of, spread, summed_like, weight_error
+from attnspec.conformance.bounds.pieces import NoBound, Precision, chain, exponent_error, logits_of, spread, summed_like, tail, weight_error
 from attnspec.conformance.bounds.softmax import gradients_bound
 from attnspec.reference.formula import Formula
 from attnspec.reference.softmax.weights import softmax_weights
@@ -84,12 +84,32 @@ def hopfield_gradients_bound(record: Formula, call: Mapping[str, Any], precision
     return {"dstate": of["dq"], "dstored": of["dk"] + of["dv"] + sum_rounds}
 
 
+def sdm_attention_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """One step. Circles: distances are whole, and their logarithms exact to float64; exponential: a cosine's two norms and product round.
+
+    Cosines and exponentials are taken in float64 whatever the arrays are: a distance must not move by a bit.
+    """
+    if call.get("n_iters", 1) != 1 or call.get("weighting", "circle") == "cap" or call.get("unit_norm"):
+        raise NoBound("the bound of SDM attention is derived for one step of circles or exponentials without unit_norm")
+    exact64 = Precision.of("float64")
+    arrays = {name: np.asarray(call[name], dtype=np.float64) for name in ("queries", "addresses", "pointers")}
+    result = record.function(**{**call, **arrays, "return_weights": True})
+    p, v, d, m = result.weights, arrays["pointers"], arrays["queries"].shape[-1], arrays["addresses"].shape[-2]
+    log_p = np.where(p > 0, np.log(np.where(p > 0, p, 1.0)), 0.0)
+    ds = exact64.a * (8 + 2 * (np.max(log_p, axis=-1, keepdims=True, initial=-np.inf) - log_p) + 4 * d)
+    if call.get("weighting", "circle") == "exponential":
+        ds = ds + abs(call.get("beta") or 0.0) * (3 * np.sqrt(d) + 8) * exact64.a
+    core = spread(weight_error(p, np.where(p > 0, ds, 0.0)), v, result.out)
+    return {"out": core + tail(p, v, result.out, Precision(exact64.a, precision.u, precision.eta), chain(m))}
+
+
 def exact(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
     """Whole numbers and bits: nothing rounds."""
     return {record.outputs[0]: np.zeros(())} if len(record.outputs) == 1 else dict.fromkeys(record.outputs, np.zeros(()))
 
 
 BOUNDS = {
+    "sdm attention": sdm_attention_bound,
     "exact": exact,
     "hopfield energy": energy_bound,
     "hopfield gradients": hopfield_gradients_bound,
