@@ -29,6 +29,8 @@ MODULES = {
     "higher_order.tensor_poly": ("tensor_attention_poly",),
     "higher_order.two_simplicial": ("two_simplicial_attention",),
     "memory.hopfield": ("hopfield_energy", "hopfield_retrieve", "hopfield_retrieve_backward", "hopfield_update"),
+    "memory.binary": ("hopfield_binary",),
+    "memory.dense": ("dense_associative_memory",),
     "memory.sdm": ("sdm_read", "sdm_write"),
     "memory.sdm_circle": ("sdm_circle_intersection",),
     "memory.sdm_attention": ("sdm_attention",),

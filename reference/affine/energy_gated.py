@@ -226,6 +226,7 @@ def gated_by_energy(x, w_q, w_k, w_v, gate, scale, causal, return_weights):
     shapes={**HEAD, "w_energy": "... s c", "b_energy": "... s", **GATE, "out": "... n e"},
     equation="out = A v,  A_ij = P_ij g_j / sum_l P_il g_l,  g = gate of the energies <w_s, x_j> + b_s",
     latex=r"A_{ij}=\frac{P_{ij}g_j}{\sum_l P_{il}g_l},\quad g_j=\sum_s\operatorname{softmax}(c)_s\,\sigma(\alpha_s(\tilde e_{sj}-\tau_s))",
+    bound="energy gated",
     **ATTENTION,
 )
 def energy_gated_attention(

@@ -194,6 +194,7 @@ def hopfield_binary_update(state, weights, *, threshold=None, mode="asynchronous
     shapes={"patterns": "spins ... m d", "state": "spins ... d", "threshold": "... #d", "order": "int t", "out": "spins ... d"},
     equation="s_i <- sgn(sum_j W_ij s_j - b_i) until nothing flips,  W = (1/d) sum_mu x_mu x_mu^T,  W_ii = 0",
     latex=r"s_i\leftarrow\operatorname{sgn}\Bigl(\sum_jW_{ij}s_j-b_i\Bigr),\quad W_{ij}=\frac1d\sum_\mu x^\mu_ix^\mu_j,\quad W_{ii}=0",
+    bound="exact",
     **FACTS,
 )
 def hopfield_binary(

@@ -99,6 +99,7 @@ def dense_associative_memory_energy(state, patterns, *, degree=3, rectified=Fals
     equation="s_i <- sgn[sum_mu F(x_mu,i + h_mu,i) - F(-x_mu,i + h_mu,i)],  h_mu,i = sum_{k != i} x_mu,k s_k",
     latex=r"s_i\leftarrow\operatorname{sgn}\Bigl[\sum_\mu F(x^\mu_i+h_{\mu i})-F(-x^\mu_i+h_{\mu i})\Bigr],"
           r"\quad h_{\mu i}=\sum_{k\ne i}x^\mu_ks_k",
+    bound="exact",
     **FACTS,
 )
 def dense_associative_memory(

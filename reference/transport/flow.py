@@ -90,6 +90,7 @@ def share(x, axis):
           r"\mathrm{softmax}(\hat O)_j\,v_j,\quad\hat I_i=\Big\langle q_i,\sum_j\tfrac{k_j}{\langle k_j,\sum_l q_l\rangle}\Big\rangle,\quad"
           r"\hat O_j=\Big\langle k_j,\sum_i\tfrac{q_i}{\langle q_i,\sum_l k_l\rangle}\Big\rangle",
     source="arXiv:2202.06258, section 3.2, and thuml/Flowformer, Flow_Attention.py",
+    bound="flow",
     kinks="O^_j = clip; entries of q and k that are 0, with feature='relu'",
     workspace="... d e",
 )
@@ -132,6 +133,7 @@ def flow_attention(q, k, v, *, eps=1e-6, flow_eps=0.0, clip=1.0, feature="sigmoi
     latex=r"o_i=\sigma(\hat I_i)\frac{q_i}{\langle q_i,\sum_{j\le i}k_j\rangle}\sum_{j\le i}k_j^\top C_j v_j,\quad"
           r"C_j=\frac{j\,e^{\hat O_j}}{\sum_{l\le j}e^{\hat O_l}}",
     source="arXiv:2202.06258, section 3.2, and thuml/Flowformer, Flow_Attention.py (Flow_Attention_Causal)",
+    bound="flow",
     kinks="O^_i = clip",
     workspace="... n n",
 )

@@ -272,6 +272,7 @@ class AugmentedHeads(NamedTuple):
     latex=r"\tilde q_i=\left[\tfrac{q_i}{\sqrt{D_c}},\;g_i(a\cos\omega i+b\sin\omega i),\;g_i(a\sin\omega i-b\cos\omega i),\;g_i\right],"
           r"\quad\tilde k_j=\left[k_j,\;\cos\omega j,\;\sin\omega j,\;u_j\right]",
     source=SOURCE,
+    bound="goat features",
     kinks="q = 0 over its D_c coordinates, with a gate",
     sizes={"hk": "h", "r": 2},
     draw=lambda sizes, rng: draw_heads(sizes, rng, ("q", "k", "a", "b", "u")),
@@ -319,6 +320,7 @@ def goat_augmented_qk(
     equation="out = softmax_j(<q_i, k_j>/sqrt(D_c) + g_i K_ij) v,  K_ij = sum_r a_r cos(w_r (i-j)) + b_r sin(w_r (i-j)) + u_j",
     latex=r"o_i=\sum_j\frac{e^{l_{ij}}}{\sum_l e^{l_{il}}}v_j,\quad " + LOGITS,
     source=SOURCE,
+    bound="goat heads",
     kinks="q = 0 over its D_c coordinates, with a gate",
     sizes={"hk": "h", "r": 2},
     workspace="... h n m",
@@ -390,6 +392,7 @@ def projected(x, w, b):
     equation="out = sum_h softmax_j(<q_i, k_j>/sqrt(D_c) + g_i K_ij) v W_o + b_o,  q = x W_q + b_q and so on, K as in goat_log_prior",
     latex=r"y_i=\sum_h W^O_h\sum_j\frac{e^{l_{ij}}}{\sum_l e^{l_{il}}}v_j+b^O,\quad " + LOGITS,
     source=SOURCE,
+    bound="goat layer",
     kinks="q = 0 over its D_c coordinates, with a gate",
     sizes={"h": 4, "hk": "h", "c": 6, "r": 2, "s": 4, "f": 8},
     workspace="... h n m",

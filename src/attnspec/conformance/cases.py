@@ -34,7 +34,7 @@ def cases(record: Formula, seed: int = 0) -> Iterator[Case]:
     sizes = own_sizes(record, SIZES[2])
     rng = np.random.default_rng(seed + 1)
     for option in record.parameters:
-        for value in OPTIONS.get(option, ()):
+        for value in OPTIONS.get(option, ()) if option not in record.shapes else ():
             grouped = {"h": 4, "hk": 2} if option == "enable_gqa" and "hk" not in record.dimensions else {}
             options = {option: value}
             if option == "n_iters" and "tol" in record.options:            # so many, and no fewer

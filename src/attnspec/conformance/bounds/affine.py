@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.bounds.pieces import NoBound, Precision, chain, logits_of
-from attnspec.conformance.bounds.softmax import softmax_bound
+from attnspec.conformance.bounds.softmax import of_inexact_arrays, product_error, softmax_bound
 from attnspec.reference.activations import sigmoid
 from attnspec.reference.affine.affine_scaled import affine_alpha
+from attnspec.reference.affine.energy_gated import energy_gate, linear_energy
 from attnspec.reference.formula import Formula
 from attnspec.reference.softmax.weights import softmax_weights, weighted_values
 
@@ -60,7 +61,40 @@ def gate_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -
     return {"out": gate * inner + error * np.abs(o_sm) + 2 * u * np.abs(o) + eta * (1 + np.sum(np.abs(logits.v), axis=-2, keepdims=True))}
 
 
+def energy_gated_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """Projections round in the arrays' dtype; gates, a bias log g of the keys, are taken in float64 and rounded once.
+
+    With an error de of an energy, its normalised value z moves by (de + mean de) / std and by |z| times the relative error of std.
+    """
+    a = precision.a
+    names = ("x", "w_q", "w_k", "w_v", "w_energy", "b_energy", "alpha", "tau", "mixing")
+    x, w_q, w_k, w_v, w_e, b_e, alpha, tau, mixing = (np.asarray(call[name], dtype=np.float64) for name in names)
+    if call.get("znorm", "sequence") != "sequence":
+        raise NoBound("the bound of energy gates is derived for statistics over the whole sequence")
+    u64 = Precision.of("float64").a
+    energy = linear_energy(x, w_e, b_e)
+    gate = energy_gate(energy, alpha, tau, mixing, std_floor=call.get("std_floor", "clamp"))
+    if gate.size and gate.min() < 1e-6:
+        raise NoBound("the bound of energy gates is derived where no gate is near the floor of the normaliser")
+    n = energy.shape[-1]
+    de = product_error(x, w_e, u64)
+    de = np.swapaxes(de, -1, -2) + 4 * u64 * np.abs(energy)
+    de = de + np.mean(de, axis=-1, keepdims=True) + (n + 4) * u64 * np.mean(np.abs(energy), axis=-1, keepdims=True)
+    std = np.maximum(np.std(energy, axis=-1, keepdims=True), 1e-8)
+    z = (energy - np.mean(energy, axis=-1, keepdims=True)) / std
+    dz = (de + np.abs(z) * np.max(de, axis=-1, keepdims=True)) / std + (n + 8) * u64 * np.abs(z)
+    d_gate = np.max(np.abs(alpha)[..., None] * (0.25 * dz), axis=-2) + 16 * u64
+    values, errors = {}, {}
+    for name, w in (("q", w_q), ("k", w_k), ("v", w_v)):
+        values[name], errors[name] = x @ np.swapaxes(w, -1, -2), product_error(x, w, a)
+    log_gate = np.log(gate)[..., None, :]
+    errors["bias"] = (d_gate / gate)[..., None, :] + a * np.abs(log_gate)
+    options = {"bias": log_gate, "causal": call.get("causal", True), "scale": call.get("scale")}
+    return {"out": of_inexact_arrays(values, errors, options, precision)[1]}
+
+
 BOUNDS = {
+    "energy gated": energy_gated_bound,
     "affine": affine_bound,
     "gate": gate_bound,
 }

@@ -17,7 +17,7 @@ from attnspec.conformance.bounds.pieces import (
     weight_error,
 )
 from attnspec.reference.formula import Formula
-from attnspec.reference.inputs import default_scale
+from attnspec.reference.inputs import default_scale, grouped_heads
 from attnspec.reference.softmax.weights import softmax_weights, weighted_values
 
 
@@ -39,6 +39,30 @@ def softmax_bound(record: Formula, call: Mapping[str, Any], precision: Precision
         padded = np.concatenate([x.v, np.zeros((*x.v.shape[:-2], 1, x.v.shape[-1]))], axis=-2)
         core = spread(weight_error(both, d_both), padded, o)
     return {"out": core + tail(p, x.v, o, precision, chain(p.shape[-1]))}
+
+
+def of_inexact_arrays(
+    arrays: Mapping[str, Any], errors: Mapping[str, np.ndarray], options: Mapping[str, Any], precision: Precision,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Softmax attention of q, k and v that carry errors of their own: (out, bound). errors: of q, k, v and of the bias, where there are."""
+    x = logits_of({**arrays, **options}, precision)
+    q, k = np.abs(x.q), np.abs(x.k)
+    dq, dk, dv = (np.broadcast_to(errors.get(name, 0.0), np.shape(arrays[name])) for name in ("q", "k", "v"))
+    if options.get("enable_gqa"):
+        dk, dv = grouped_heads(x.q, dk, dv)
+    scale = abs(default_scale(options.get("scale"), x.q))
+    moved = scale * (dq @ np.swapaxes(k + dk, -1, -2) + q @ np.swapaxes(dk, -1, -2)) + errors.get("bias", 0.0)
+    error = np.where(x.visible, x.error + moved, 0.0)
+    p, _ = softmax_weights(x.s, x.visible)
+    o = weighted_values(p, x.v, x.visible)
+    ds = exponent_error(x.s, error, x.visible, precision.a)
+    pE = weight_error(p, ds)
+    return o, spread(pE, x.v, o) + tail(p, x.v, o, precision, chain(p.shape[-1])) + (p + pE) @ dv
+
+
+def product_error(x: np.ndarray, w: np.ndarray, a: float) -> np.ndarray:
+    """Error of x w^T, a sum of one chain of products."""
+    return (np.sqrt(x.shape[-1]) + 3) * a * (np.abs(x) @ np.swapaxes(np.abs(w), -1, -2))
 
 
 def gradients_bound(
