@@ -190,6 +190,7 @@ def refuse_causal(causal):
              "v_j = eps (log 1/m - LSE_i((S_ij + u_i)/eps)) in turn",
     latex=r"P_{ij}=e^{(S_{ij}+u_i+v_j)/\varepsilon},\quad u_i=\varepsilon\log\frac{1/n}{\sum_j e^{(S_{ij}+v_j)/\varepsilon}},\quad"
           r" v_j=\varepsilon\log\frac{1/m}{\sum_i e^{(S_{ij}+u_i)/\varepsilon}}",
+    bound="transport plan",
     **FACTS,
 )
 def sinkhorn_plan(scores, *, n_iters=3, eps=1.0, key_mask=None, key_marginal="valid", tol=None, return_info=False):

@@ -33,6 +33,7 @@ from attnspec.reference.transport.sinkhorn import solve, transport_problem
     latex=r"P_{ij}=e^{(S_{ij}+u_i+v_j)/\varepsilon},\quad u_i=\varepsilon\log\frac{1/n}{\sum_j e^{(S_{ij}+v_j)/\varepsilon}},\quad"
           r" v_j=\frac{\rho}{\rho+\varepsilon}\,\varepsilon\log\frac{1/m}{\sum_i e^{(S_{ij}+u_i)/\varepsilon}}",
     source="michaelsdr/sinkformers, vit-pytorch/vit_pytorch/unbalanced.py",
+    bound="transport plan",
     workspace="... n m",
 )
 def sinkhorn_unbalanced_plan(

@@ -52,6 +52,44 @@ def sinkhorn_bound(record: Formula, call: Mapping[str, Any], precision: Precisio
     return {"out": core + tail(A, v, o, precision, chain(m))}
 
 
+def plan_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """A plan of given scores, balanced or with relaxed columns; logits less their row's largest, and potentials, kept as attention's are.
+
+    A row step gives u and a column step v the errors of what they sum, averaged by shares, and those of the log of the sum; each entry of
+    the plan is the exponential of its logit and two potentials, after a row step of a normalised row.
+    """
+    a, uo, eta = precision
+    if call.get("tol") is not None or call.get("key_mask") is not None or call.get("rho") == np.inf:
+        raise NoBound("the bound of plans is derived for all keys and a fixed number of half-steps")
+    S = np.asarray(call["scores"], dtype=np.float64)
+    if not np.all(np.isfinite(S)):
+        raise NoBound("the bound of plans is derived for finite scores")
+    eps, T, rho = call.get("eps", 1.0), call.get("n_iters", 3), call.get("rho", np.inf if record.name == "sinkhorn_plan" else 10.0)
+    relaxation = 1.0 if np.isinf(rho) else rho / (rho + eps)
+    n, m = S.shape[-2:]
+    X = (S - np.max(S, axis=-1, keepdims=True)) / eps
+    ds = 4 * a * np.abs(X)                                           # difference, division and change of base
+    u, w = np.zeros((*S.shape[:-1], 1)), np.zeros((*S.shape[:-2], 1, m))
+    du, dw = np.zeros_like(u), np.zeros_like(w)
+    for t in range(T):
+        axis, count, moved = (-1, n, dw) if t % 2 == 0 else (-2, m, du)
+        Y = X + (w if t % 2 == 0 else u)
+        top = np.max(Y, axis=axis, keepdims=True)
+        L = top + np.log(np.sum(np.exp(Y - top), axis=axis, keepdims=True))
+        R = np.exp(Y - L)
+        rounding = a * (np.abs(Y) + np.abs(u) + np.abs(w) + 2 * np.abs(Y - top) + 6)
+        potential = -np.log(count) - L
+        error = np.sum(R * (ds + moved + rounding), axis=axis, keepdims=True)
+        error += (chain(X.shape[axis]) + 4) * a + 2 * a * (np.abs(L) + np.log(count) + np.abs(potential))
+        if t % 2 == 0:
+            u, du = potential, error
+        else:
+            w, dw = relaxation * potential, relaxation * error + 2 * a * np.abs(relaxation * potential)
+    P = np.exp(X + u + w)
+    r = ds + dw + du + a * (8 + 2 * np.abs(X) + 2 * np.abs(u) + 2 * np.abs(w) + chain(m))
+    return {"plan": P * np.expm1(r) + uo * P + eta}
+
+
 def goat_features_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
     """Every feature is computed in float64, its phase at most the position, and rounded once."""
     q, k = record.function(**call)
@@ -131,6 +169,7 @@ def flow_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -
 
 
 BOUNDS = {
+    "transport plan": plan_bound,
     "goat features": goat_features_bound,
     "goat heads": goat_heads_bound,
     "goat layer": goat_layer_bound,
