@@ -11,17 +11,19 @@ from attnspec.numba_kernels.jit import kernel
 from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns
 from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.numba_kernels.softmax.tiles import (
+    FAR,
     KEYS,
     QUERIES,
-    Call,
     add_chosen_values,
     chunks_finite,
     flattened,
     forward,
     sees,
 )
+from attnspec.numba_kernels.softmax.tiles_backward import tiled_backward
 from attnspec.numba_kernels.twin import twin
-from attnspec.reference.inputs import AttentionResult, one_of
+from attnspec.reference.affine.affine_scaled import AffineGradients
+from attnspec.reference.inputs import AttentionResult, one_of, sum_groups, sum_to_shape
 
 ACTIVATIONS = ("linear_clipping", "sigmoid")
 N_KEYS = ("total", "allowed")
@@ -39,13 +41,45 @@ def affine_scaled_attention(
     call = flattened(q, k, v, scale=scale, mask=mask, causal=causal, enable_gqa=enable_gqa, beside=(alpha[..., None],))
     heads, n, m, _, _ = call.sizes
     out, weights, _, _ = forward(call, return_weights=return_weights)
-    sums, counts = visible_sums(call)
+    sums, counts = visible_sums(call.v, call.v_of, n, call.mask, call.mask_of, call.low, call.high)
     alpha, alpha_of = heads_of(alpha, call.lead, 1)
     average, average_of = heads_of(alpha_ma, call.lead, 0)
     in_parallel(scale_and_shift, heads * -(-n // QUERIES), out, sums, counts, q.dtype.type(m if n_keys == "total" else 0), alpha, alpha_of,
                 average, average_of, call.mask, call.mask_of, call.low, call.high, weights, work=10 * out.size)
     out = out.reshape(*call.lead, n, out.shape[-1])
     return AttentionResult(out, weights.reshape(*call.lead, n, m)) if return_weights else out
+
+
+@twin
+def affine_scaled_attention_backward(
+    q, k, v, x, w_a, alpha_ma, do, *, scale=None, phi="linear_clipping", n_keys="total", mask=None, causal=False, enable_gqa=False,
+):
+    """AffineGradients of `affine_scaled_attention` for the cotangent do (..., h, n, e); the parameters are those of the reference."""
+    one_of("phi", phi, ACTIVATIONS)
+    one_of("n_keys", n_keys, N_KEYS)
+    alpha = alphas(x, w_a, phi)[..., None]                                                # (..., h, n, 1)
+    call = flattened(q, k, v, scale=scale, mask=mask, causal=causal, enable_gqa=enable_gqa, beside=(alpha, do))
+    lead, (_, n, m, _, e) = call.lead, call.sizes
+    do = np.broadcast_to(do, (*lead, n, e))
+    dq, dk, dv, _, _ = tiled_backward(q, k, v, alpha * do, scale=scale, mask=mask, causal=causal, enable_gqa=enable_gqa)
+
+    out = forward(call)[0].reshape(*lead, n, e)
+    sums, counts = visible_sums(call.v, call.v_of, n, call.mask, call.mask_of, call.low, call.high)
+    seen = np.broadcast_to(counts, (len(call.q_of), n)).reshape(*lead, n, 1)
+    N = np.maximum(m if n_keys == "total" else seen, 1)
+    sums = np.broadcast_to(sums, (len(call.q_of), n, e)).reshape(*lead, n, e)
+    beta = np.where(seen > 0, (alpha_ma[:, None, None] - alpha) / N, 0)
+    shifted, shift_of = heads_of((beta * do).astype(q.dtype), lead)
+    added = turned_sums(shifted, shift_of, m, call.mask, call.mask_of, call.high)
+    added = np.broadcast_to(added, (len(call.q_of), m, e)).reshape(*lead, m, e)
+    dv = dv + sum_to_shape(sum_groups(added, v.shape[-3]) if enable_gqa else added, v.shape)
+
+    dalpha = np.sum(do.astype(np.float64) * (out - sums / N), axis=-1)
+    slope = np.where(alpha * (1 - alpha) > 0, 0.1, 0.0)[..., 0] if phi != "sigmoid" else (alpha * (1 - alpha))[..., 0]
+    dz = np.where(seen[..., 0] > 0, dalpha * slope, 0.0)                                  # (..., h, n)
+    dx, dw_a = np.swapaxes(dz, -1, -2) @ w_a, dz @ np.where(np.any(seen > 0, axis=-3), x, 0)
+    dx, dw_a = (sum_to_shape(y, like.shape) for y, like in ((dx, x), (dw_a, w_a)))
+    return AffineGradients(dq, dk, *(y.astype(q.dtype) for y in (dv, dx, dw_a)))
 
 
 def alphas(x, w_a, phi):
@@ -79,20 +113,29 @@ def scale_and_shift(
                     weights[h, i, j] = a * weights[h, i, j] + beta
 
 
-def visible_sums(call: Call) -> tuple[np.ndarray, np.ndarray]:
-    """The sums (heads, n or 1, e) of the values that each query sees, and how many these are, (heads or 1, n or 1)."""
-    heads, n, m, _, e = call.sizes
-    dtype = call.q.dtype
-    if call.mask.size:
-        sums, counts = np.empty((heads, n, e), dtype), np.empty((heads, n), dtype)
-        in_parallel(masked_sums, heads * -(-n // QUERIES), packed_columns(call.v), call.v_of, m, chunks_finite(call.v), call.mask,
-                    call.mask_of, call.low, call.high, sums, counts, work=heads * n * m * e)
+def visible_sums(values, of, n, mask, mask_of, low, high) -> tuple[np.ndarray, np.ndarray]:
+    """The sums (heads, n or 1, e) of the values (b, m, e) that each query sees, and how many these are, (heads or 1, n or 1)."""
+    heads, (m, e), kind = len(of), values.shape[1:], values.dtype
+    if mask.size:
+        sums, counts = np.empty((heads, n, e), kind), np.empty((heads, n), kind)
+        in_parallel(masked_sums, heads * -(-n // QUERIES), packed_columns(values), of, m, chunks_finite(values), mask, mask_of, low, high,
+                    sums, counts, work=heads * n * m * e)
         return sums, counts
-    cut = call.high < m - 1                                # by a causal mask: a query sees the keys before a place of its own
-    stops = np.clip(np.arange(n) + call.high + 1, 0, m) if cut else np.array([m])
-    sums = np.empty((heads, len(stops), e), dtype)
-    in_parallel(running_sums, heads, call.v, call.v_of, stops, sums, work=heads * m * e)
-    return sums, stops[None].astype(dtype)
+    cut = high < m - 1                                     # by a causal mask: a query sees the keys before a place of its own
+    stops = np.clip(np.arange(n) + high + 1, 0, m) if cut else np.array([m])
+    sums = np.empty((heads, len(stops), e), kind)
+    in_parallel(running_sums, heads, values, of, stops, sums, work=heads * m * e)
+    return sums, stops[None].astype(kind)
+
+
+def turned_sums(values, of, m, mask, mask_of, high) -> np.ndarray:
+    """The sums (heads, m or 1, e) of values (b, n, e) of queries over those that see each key."""
+    n = values.shape[1]
+    if mask.size:
+        turned = np.ascontiguousarray(np.swapaxes(np.broadcast_to(mask, (len(mask), n, m)), -1, -2))
+        return visible_sums(values, of, m, turned, mask_of, -high, FAR)[0]
+    backwards = np.ascontiguousarray(values[:, ::-1])      # key j is seen by the queries from j - high on
+    return visible_sums(backwards, of, m, mask, mask_of, -FAR, n - m + high)[0][:, ::-1]
 
 
 @kernel

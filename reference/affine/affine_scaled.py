@@ -222,6 +222,7 @@ class AffineGradients(NamedTuple):
     latex=r"dS=\alpha\,P\circ(G-\textstyle\sum_j P G),\quad d\alpha_i=\sum_j G_{ij}(P_{ij}-\tfrac1N),\quad G=dO\,v^\top",
     source="arXiv:2602.23057, eqs. (6)-(8), differentiated",
     status="derived",
+    bound="affine gradients",
     kinks=KINKS,
     sizes={"c": 6, "h": 4, "hk": "h"},
     workspace="... h n m",

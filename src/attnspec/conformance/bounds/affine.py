@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.bounds.pieces import NoBound, Precision, chain, logits_of
-from attnspec.conformance.bounds.softmax import of_inexact_arrays, product_error, softmax_bound
+from attnspec.conformance.bounds.pieces import NoBound, Precision, chain, logits_of, summed_like
+from attnspec.conformance.bounds.softmax import gradients_bound, of_inexact_arrays, product_error, softmax_bound
 from attnspec.reference.activations import sigmoid
 from attnspec.reference.affine.affine_scaled import affine_alpha
 from attnspec.reference.affine.energy_gated import energy_gate, linear_energy
 from attnspec.reference.formula import Formula
+from attnspec.reference.inputs import default_scale
 from attnspec.reference.softmax.weights import softmax_weights, weighted_values
 
 
@@ -41,6 +42,57 @@ def affine_bound(record: Formula, call: Mapping[str, Any], precision: Precision)
     return {"out": np.abs(alpha) * inner + d_alpha[..., None] * np.abs(o_sm - total / N) + d_beta * np.abs(total)
             + np.abs(beta) * (chain(p.shape[-1]) * a * total_size + u * np.abs(total))
             + u * (np.abs(o) + np.abs(alpha * o_sm) + np.abs(beta * total)) + eta * (1 + total_size)}
+
+
+def affine_gradients_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """Softmax gradients for the cotangent alpha do, whose alpha errs; in dv the shifts beta too; dalpha = <do, P v - sum v / N>.
+
+    dx and dw_a take an error of dalpha and one of the slope of phi, off by 1/10 where <w_a, x> is within its error of a kink.
+    """
+    a, u, eta = precision
+    phi = call.get("phi", "linear_clipping")
+    x, w_a, alpha_ma, do = (np.asarray(call[name], dtype=np.float64) for name in ("x", "w_a", "alpha_ma", "do"))
+    logits = logits_of(call, precision)
+    P, _ = softmax_weights(logits.s, logits.visible)
+    z = w_a @ np.swapaxes(x, -1, -2)
+    alpha = affine_alpha(x, w_a, phi=phi)[..., None]                                     # (..., h, n, 1)
+    d_alpha = np.swapaxes(gate_error(x, w_a, np.swapaxes(alpha[..., 0], -1, -2), 0.25 if phi == "sigmoid" else 0.1, precision), -1, -2)
+    d_alpha = d_alpha[..., None]
+    found = gradients_bound(logits, P, False, {**call, "do": alpha * do}, precision)
+
+    G, v, vT = np.abs(do), np.abs(logits.v), np.swapaxes(logits.v, -1, -2)
+    scale = abs(default_scale(call.get("scale"), logits.q))
+    product = do @ vT
+    out = P @ logits.v
+    moved = P * np.abs(product - np.sum(do * out, axis=-1, keepdims=True)) * (d_alpha + u * np.abs(alpha))
+    found["dq"] = found["dq"] + scale * (moved @ np.abs(logits.k))
+    found["dk"] = found["dk"] + scale * (np.swapaxes(moved, -1, -2) @ np.abs(logits.q))
+    sees = np.broadcast_to(logits.visible, P.shape).astype(np.float64)
+    N = np.maximum(np.sum(sees, axis=-1, keepdims=True), 1) if call.get("n_keys") == "allowed" else P.shape[-1]
+    beta = (alpha_ma[:, None, None] - alpha) / N
+    d_beta = (d_alpha + (u + 4 * a) * (np.abs(alpha) + np.abs(alpha_ma)[:, None, None])) / N
+    back, n = np.swapaxes(sees, -1, -2), P.shape[-2]
+    found["dv"] = (found["dv"] + np.swapaxes(P, -1, -2) @ ((d_alpha + u * np.abs(alpha)) * G) + back @ (d_beta * G)
+                   + (chain(n) * a + 4 * u) * (back @ np.abs(beta * do)) + 2 * u * (np.swapaxes(P, -1, -2) @ (np.abs(alpha) * G)))
+
+    sums, sizes = sees @ logits.v, sees @ v
+    d_out = softmax_bound(record, {name: value for name, value in call.items() if name != "do"}, precision)["out"]
+    dalpha = np.sum(do * (out - sums / N), axis=-1)
+    d_dalpha = np.sum(G * (d_out + (chain(P.shape[-1]) + 4) * a * sizes / N + 2 * u * (np.abs(out) + sizes / N)), axis=-1)
+    d_dalpha = d_dalpha + chain(do.shape[-1]) * a * np.sum(G * np.abs(out - sums / N), axis=-1)
+    d_z = (np.sqrt(x.shape[-1]) + 3) * a * (np.abs(w_a) @ np.swapaxes(np.abs(x), -1, -2))
+    value = alpha[..., 0]
+    if phi == "sigmoid":
+        slope = value * (1 - value)
+        d_slope = 0.1 * d_z + (4 * a + 2 * u) * (slope + a)
+    else:
+        slope = np.where((z > -5) & (z < 5), 0.1, 0.0)
+        d_slope = np.where(np.abs(np.abs(z) - 5) <= d_z + d_alpha[..., 0] * 10, 0.1, 0.0) + a * slope
+    dz, d_dz = dalpha * slope, slope * d_dalpha + d_slope * (np.abs(dalpha) + d_dalpha)
+    turned = np.swapaxes(dz, -1, -2), np.swapaxes(d_dz, -1, -2)
+    found["dx"] = turned[1] @ np.abs(w_a) + (len(w_a) + 4) * a * (np.abs(turned[0]) @ np.abs(w_a)) + 2 * u * np.abs(turned[0] @ w_a) + eta
+    found["dw_a"] = d_dz @ np.abs(x) + (chain(n) * a) * (np.abs(dz) @ np.abs(x)) + 2 * u * np.abs(dz @ x) + eta
+    return summed_like(found, call)
 
 
 def gate_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
@@ -94,6 +146,7 @@ def energy_gated_bound(record: Formula, call: Mapping[str, Any], precision: Prec
 
 
 BOUNDS = {
+    "affine gradients": affine_gradients_bound,
     "energy gated": energy_gated_bound,
     "affine": affine_bound,
     "gate": gate_bound,
