@@ -38,7 +38,8 @@ class KernelLocator(caching._CacheLocator):
         self._name = f"{hashlib.sha256(path.encode()).hexdigest()[:16]}-{function.__code__.co_firstlineno}"
 
     def get_cache_path(self):
-        return os.path.join(config.CACHE_DIR or platformdirs.user_cache_dir("attnspec"), "numba_kernels")
+        chosen = config.CACHE_DIR  # type: ignore[attr-defined]
+        return os.path.join(chosen or platformdirs.user_cache_dir("attnspec"), "numba_kernels")
 
     def get_source_stamp(self):
         return package_stamp() + hashlib.sha256(Path(self._py_file).read_bytes()).hexdigest()
@@ -89,7 +90,7 @@ def kernel(function):
     """Compile `function` when it is first called with arguments of a type."""
     dispatcher = numba.njit(nogil=True, fastmath=FAST, error_model="numpy")(function)
     with contextlib.suppress(OSError):
-        dispatcher._cache = KernelCache(function)
+        dispatcher._cache = KernelCache(function)  # type: ignore[attr-defined]
     return dispatcher
 
 

@@ -15,7 +15,8 @@ from numba.core import config
 from attnspec.reference.inputs import whole
 
 _pool: ThreadPoolExecutor | None = None
-_count = config.NUMBA_NUM_THREADS      # the processors this process may use, or what NUMBA_NUM_THREADS says
+# The processors this process may use, or what NUMBA_NUM_THREADS says.
+_count: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 
 
 def thread_count() -> int:

@@ -44,7 +44,8 @@ LACKS = {"mask": "no masks yet", "causal": "not yet", "window": "not yet", "soft
 
 
 class TestAuto:
-    def test_without_twins_it_is_the_reference(self):
+    def test_without_twins_it_is_the_reference(self, monkeypatch):
+        monkeypatch.setitem(BACKENDS, "numba", Backend("numba", "attnspec.numba_kernels", "no_such_library", "pip install numba"))
         selection = attnspec.select("cog_attention")
         assert selection.backend == "reference"
         assert len(selection.why) == 3
@@ -87,7 +88,7 @@ class TestAuto:
 class TestNamedBackend:
     def test_missing_library_is_an_error_that_lists_what_is_there(self, monkeypatch):
         monkeypatch.setitem(BACKENDS, "mlx", Backend("mlx", "attnspec.reference", "no_such_library", "pip install mlx"))
-        message = r"^backend: mlx cannot compute cog_attention: no_such_library is not installed .*; available: reference$"
+        message = r"^backend: mlx cannot compute cog_attention: no_such_library is not installed .*; available: numba, reference$"
         with pytest.raises(ValueError, match=message):
             attnspec.attend("cog_attention", q, k, v, backend="mlx")
 
@@ -133,15 +134,16 @@ class TestVerifyATwin:
 
 class TestLayouts:
     def test_bthd_and_thd_are_the_same_numbers(self):
-        want = attnspec.attend("cog_attention", q, k, v, causal=True)
+        want = attnspec.attend("cog_attention", q, k, v, causal=True, backend="reference")
         swapped = [x.swapaxes(1, 2) for x in (q, k, v)]
-        np.testing.assert_array_equal(attnspec.attend("cog_attention", *swapped, layout="bthd", causal=True).swapaxes(1, 2), want)
-        first = [x[0] for x in swapped]
-        np.testing.assert_array_equal(attnspec.attend("cog_attention", *first, layout="thd", causal=True).swapaxes(0, 1), want[0])
+        got = attnspec.attend("cog_attention", *swapped, layout="bthd", backend="reference", causal=True)
+        np.testing.assert_array_equal(got.swapaxes(1, 2), want)
+        got = attnspec.attend("cog_attention", *(x[0] for x in swapped), layout="thd", backend="reference", causal=True)
+        np.testing.assert_array_equal(got.swapaxes(0, 1), want[0])
 
     def test_arrays_may_be_named(self):
         named = {"q": q.swapaxes(1, 2), "k": k.swapaxes(1, 2), "v": v.swapaxes(1, 2)}
-        out = attnspec.attend("cog_attention", layout="bthd", **named)
+        out = attnspec.attend("cog_attention", layout="bthd", backend="reference", **named)
         np.testing.assert_array_equal(out.swapaxes(1, 2), attnspec.cog_attention(q, k, v))
 
     def test_weights_keep_heads_first(self):
@@ -152,31 +154,31 @@ class TestLayouts:
     def test_gradients_follow_the_layout(self):
         do = RNG.standard_normal(q.shape)
         want = attnspec.cog_attention_backward(q, k, v, do)
-        got = attnspec.attend("cog_attention_backward", *(x.swapaxes(1, 2) for x in (q, k, v, do)), layout="bthd")
+        got = attnspec.attend("cog_attention_backward", *(x.swapaxes(1, 2) for x in (q, k, v, do)), layout="bthd", backend="reference")
         for name in ("dq", "dk", "dv"):
             np.testing.assert_array_equal(getattr(got, name).swapaxes(1, 2), getattr(want, name))
 
     def test_every_set_of_keys_follows_the_layout(self):
         arrays = [RNG.standard_normal((2, 3, size, 3)) for size in (4, 5, 3, 5, 3)]
-        got = attnspec.attend("tensor_attention", *(x.swapaxes(1, 2) for x in arrays), layout="bthd")
+        got = attnspec.attend("tensor_attention", *(x.swapaxes(1, 2) for x in arrays), layout="bthd", backend="reference")
         np.testing.assert_array_equal(got.swapaxes(1, 2), attnspec.tensor_attention(*arrays))
 
     def test_layers_inputs_have_no_heads_and_stay(self):
         arrays = attnspec.formulas()["affine_scaled_attention"].draw({"b": 2, "n": 5})
         swapped = {name: x.swapaxes(1, 2) if name in ("q", "k", "v") else x for name, x in arrays.items()}
-        got = attnspec.attend("affine_scaled_attention", layout="bthd", **swapped)
+        got = attnspec.attend("affine_scaled_attention", layout="bthd", backend="reference", **swapped)
         np.testing.assert_array_equal(got.swapaxes(1, 2), attnspec.affine_scaled_attention(**arrays))
 
     def test_an_output_whose_heads_were_joined_stays(self):
         arrays = attnspec.formulas()["gated_attention"].draw({"b": 2, "n": 5})
         w_o = RNG.standard_normal((6, 4, 8))
         swapped = {name: x.swapaxes(1, 2) if name in ("q", "k", "v") else x for name, x in arrays.items()}
-        got = attnspec.attend("gated_attention", layout="bthd", w_o=w_o, **swapped)
+        got = attnspec.attend("gated_attention", layout="bthd", backend="reference", w_o=w_o, **swapped)
         np.testing.assert_array_equal(got, attnspec.gated_attention(w_o=w_o, **arrays))
 
     def test_formulas_without_heads_have_one_layout(self):
         with pytest.raises(ValueError, match=r"^layout: context_broadcasting takes no arrays with heads, so only 'bhtd' fits, got 'bthd'$"):
-            attnspec.attend("context_broadcasting", q, layout="bthd")
+            attnspec.attend("context_broadcasting", q, layout="bthd", backend="reference")
 
     def test_wrong_rank_and_unknown_layout(self):
         with pytest.raises(ValueError, match=r"^q: layout thd expects 3 axes, got \(2, 4, 6, 8\)$"):

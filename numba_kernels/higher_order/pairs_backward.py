@@ -214,12 +214,12 @@ def pairs_gradients(q, k1, k2, v1, v2, do, mask, causal, scale):
                 delta, out, dk, dv, work=heads * n * m1 * m2 * (d + e),
             )
             found += [dk.sum(axis=0), dv.sum(axis=0)]
-        gradients = dq, found[0], found[2], found[1], found[3]
+        gradients = (dq, found[0], found[2], found[1], found[3])
     elif dtype != np.float64:
         in_double = pairs_gradients(*(x.astype(np.float64) for x in (*arrays, do)), mask, causal, np.float64(scale))
         return tuple(x.astype(dtype) for x in in_double)
     else:
-        gradients = tuple(np.zeros((heads, *x.shape[-2:])) for x in arrays)
+        gradients = tuple(np.zeros((heads, *x.shape[-2:])) for x in arrays)  # type: ignore[assignment]
         in_parallel(
             pull_back_pairs, heads, xq, q_of, x1, k1_of, x2, k2_of, y1, v1_of, y2, v2_of, dO, do_of, *pair_heads(mask, lead),
             seen.starts, seen.stops, *seen.second, scale, tops, totals, delta, *gradients,

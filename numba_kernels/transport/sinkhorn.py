@@ -116,18 +116,19 @@ def attention(
     kind, n, m = q.dtype, q.shape[-2], k.shape[-2]
     lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], () if key_mask is None else key_mask.shape[:-1])
     heads = math.prod(lead)
-    sides = [Side(array, of, packed_rows(array)) for array, of in (heads_of(q, lead), heads_of(k, lead))]
+    queries, keys = (Side(array, of, packed_rows(array)) for array, of in (heads_of(q, lead), heads_of(k, lead)))
     valid = np.zeros((0, 1, 1), np.bool_) if key_mask is None else np.broadcast_to(key_mask, np.broadcast_shapes(key_mask.shape, (m,)))
     masks, mask_of = (valid, np.zeros(heads, np.int64)) if key_mask is None else heads_of(valid[..., None, :], lead)
     columns = np.full((1, 1), m) if key_mask is None or key_marginal == "all" else masks[mask_of, 0].sum(axis=-1, keepdims=True)
     log_mu, log_nu = -np.log(kind.type(max(n, 1))), -np.log(np.maximum(columns, 1).astype(kind))
-    passes = Passes(*sides, *heads_of(v, lead), masks, mask_of, kind.type((2 if cost == "squared_distance" else 1) * scale / eps), heads)
+    twice = 2 if cost == "squared_distance" else 1
+    passes = Passes(queries, keys, *heads_of(v, lead), masks, mask_of, kind.type(twice * scale / eps), heads)
 
     # -|q - k|^2 = 2 <q, k> - |q|^2 - |k|^2: of the squares, the keys' are where their potential starts, the queries' go into u.
     start, of_u = np.zeros((heads, m), kind), np.zeros((heads, n), kind)
     if cost == "squared_distance":
-        start = (-scale / eps * np.sum(sides[1].array.astype(np.float64) ** 2, axis=-1)).astype(kind)[sides[1].of]
-        of_u = (scale * np.sum(sides[0].array.astype(np.float64) ** 2, axis=-1)).astype(kind)[sides[0].of]
+        start = (-scale / eps * np.sum(keys.array.astype(np.float64) ** 2, axis=-1)).astype(kind)[keys.of]
+        of_u = (scale * np.sum(queries.array.astype(np.float64) ** 2, axis=-1)).astype(kind)[queries.of]
 
     taken, u, potential = solve_by(passes, start, of_u, log_mu, log_nu, steps, tol, eps, scratch_bytes)
     out, lse, weights = passes.attend(potential, return_weights)

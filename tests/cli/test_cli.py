@@ -46,7 +46,7 @@ class TestDescribe:
         rows = json.loads(call("list", "--family", "signed", "--json").output)
         assert [row["name"] for row in rows] == list(attnspec.formulas("signed"))
         assert rows[1]["arrays"]["q"] == "... n d"
-        assert rows[1]["backends"] == ["reference"]
+        assert rows[1]["backends"] == ["numba", "reference"]
 
     def test_unknown_family(self, call):
         refused(call("list", "--family", "sign"), "family: expected one of", "'sign'")
@@ -105,7 +105,8 @@ class TestEveryFormula:
 
 class TestRun:
     def test_options_weights_and_summary(self, call):
-        result = call("run", "cog_attention", "--input", "qkv.npz", "--set", "causal=top-left", "--set", "scale=0.5", "--weights", "w.npz")
+        result = call("run", "cog_attention", "--input", "qkv.npz", "--set", "causal=top-left", "--set", "scale=0.5", "--weights", "w.npz",
+                      "--backend", "reference")
         assert result.exit_code == 0, result.output
         want = attnspec.cog_attention(q, k, v, causal="top-left", scale=0.5, return_weights=True)
         with np.load("w.npz") as w:
@@ -116,7 +117,7 @@ class TestRun:
     def test_arrays_one_by_one_and_options_in_the_file(self, call):
         np.save("v.npy", v)
         np.savez("rest.npz", q=q, k=k, scale=0.25)
-        result = call("run", "cog_attention", "--input", "rest.npz", "--arg", "v=v.npy", "--output", "out.npz")
+        result = call("run", "cog_attention", "--input", "rest.npz", "--arg", "v=v.npy", "--output", "out.npz", "--backend", "reference")
         assert result.exit_code == 0, result.output
         with np.load("out.npz") as out:
             np.testing.assert_array_equal(out["out"], attnspec.cog_attention(q, k, v, scale=0.25))
@@ -124,14 +125,15 @@ class TestRun:
     def test_safetensors_in_and_out_in_bfloat16(self, call):
         rounded = {name: x.astype(ml_dtypes.bfloat16) for name, x in {"q": q, "k": k, "v": v}.items()}
         save_file(rounded, "qkv.safetensors")
-        result = call("run", "cog_attention", "--input", "qkv.safetensors", "--output", "out.safetensors")
+        result = call("run", "cog_attention", "--input", "qkv.safetensors", "--output", "out.safetensors", "--backend", "reference")
         assert result.exit_code == 0, result.output
-        call("run", "cog_attention", "--input", "qkv.npz", "--dtype", "bfloat16", "--output", "same.npz")
+        call("run", "cog_attention", "--input", "qkv.npz", "--dtype", "bfloat16", "--output", "same.npz", "--backend", "reference")
         with np.load("same.npz") as same:
             np.testing.assert_array_equal(same["out"], attnspec.cog_attention(*(x.astype(np.float64) for x in rounded.values())))
 
     def test_shape_and_seed(self, call):
-        result = call("run", "cog_attention", "--shape", "n=3,m=4,d=2,e=5,h=2,b=6", "--seed", "7", "--output", "out.npz")
+        result = call("run", "cog_attention", "--shape", "n=3,m=4,d=2,e=5,h=2,b=6", "--seed", "7", "--output", "out.npz",
+                      "--backend", "reference")
         assert result.exit_code == 0, result.output
         drawn = attnspec.formulas()["cog_attention"].draw({"n": 3, "m": 4, "d": 2, "e": 5, "h": 2, "b": 6}, 7)
         with np.load("out.npz") as out:
@@ -140,7 +142,7 @@ class TestRun:
 
     def test_optional_array_with_drawn_ones(self, call):
         np.save("mask.npy", np.eye(12, dtype=bool))
-        result = call("run", "cog_attention", "--arg", "mask=mask.npy", "--output", "out.npz")
+        result = call("run", "cog_attention", "--arg", "mask=mask.npy", "--output", "out.npz", "--backend", "reference")
         assert result.exit_code == 0, result.output
         drawn = attnspec.formulas()["cog_attention"].draw()
         with np.load("out.npz") as out:

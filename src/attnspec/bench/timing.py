@@ -13,6 +13,9 @@ from attnspec.dispatch import BACKENDS, select
 from attnspec.reference.formula import Formula
 
 
+LONGEST = 60.0      # seconds that the rounds of one workload take, about: slow ones make fewer
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds of one contestant: the median and the shortest over the rounds, and of the first call."""
@@ -20,6 +23,7 @@ class Timing:
     median: float
     best: float
     first: float
+    rounds: int
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,12 @@ def measure(work: Workload, rounds: int, threads: int, rate: float) -> Iterator[
 
 def time_in_turn(calls: list[Callable[[], Any]], rounds: int) -> list[Timing]:
     first = [seconds(call) for call in calls]
+    rounds = max(1, min(rounds, int(LONGEST / sum(first))))
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, found in zip(calls, times, strict=True):
             found.append(seconds(call))
-    return [Timing(statistics.median(found), min(found), start) for found, start in zip(times, first, strict=True)]
+    return [Timing(statistics.median(found), min(found), start, rounds) for found, start in zip(times, first, strict=True)]
 
 
 def seconds(call: Callable[[], Any]) -> float:

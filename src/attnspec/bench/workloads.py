@@ -57,6 +57,16 @@ def heads_first(*names: str, heads: int = HEADS, n: int = TOKENS, d: int = FEATU
     return draw
 
 
+def five_sets(n: int) -> Callable[[], Arrays]:
+    """A function that draws queries and two sets of keys and values (n, d)."""
+
+    def draw() -> Arrays:
+        drawn = np.random.default_rng(0).standard_normal((5, n, FEATURES)).astype(np.float32)
+        return dict(zip(("q", "k1", "v1", "k2", "v2"), drawn, strict=True))
+
+    return draw
+
+
 def ours(name: str, **options: Any) -> Callable[[Arrays], Call]:
     """Our kernel of that name on all the arrays."""
 
@@ -315,7 +325,9 @@ def workloads() -> list[Workload]:
                  (own_softmax(1.15),), ATTENTION),
         Workload("gated", "gated_attention", heads_first("q", "k", "v", x=x, w_gate=gate), ours("gated_attention"),
                  (own_softmax(1.15),), ATTENTION),
-        Workload("GOAT", "goat_attention", heads_first("q", "k", "v"), ours("goat_attention"), (own_softmax(1.15),), ATTENTION),
+        Workload("GOAT, the heads' attention", "goat_head_attention",
+                 heads_first("q", "k", "v", a=(HEADS, 8), b=(HEADS, 8), u=(HEADS, TOKENS)), ours("goat_head_attention"),
+                 (own_softmax(1.15),), ATTENTION),
         Workload("sink", "attention_with_sink", heads_first("q", "k", "v", sink=(HEADS,)), ours("attention_with_sink"),
                  (own_softmax(1.15),), ATTENTION),
         *sinkhorn_rows(5),
@@ -323,11 +335,11 @@ def workloads() -> list[Workload]:
         Workload("Hopfield, 3 updates", "hopfield_retrieve", heads_first("state", "stored"),
                  ours("hopfield_retrieve", n_iters=2, tol=None),
                  (torch_peer("torch eager", lambda torch, x: torch_hopfield(torch, x, 3), 3.0),), 3 * ATTENTION),
-        Workload("tensor, n = 256", "tensor_attention", heads_first(**dict.fromkeys(("q", "k1", "v1", "k2", "v2"), (256, FEATURES))),
+        Workload("tensor, n = 256", "tensor_attention", five_sets(256),
                  ours("tensor_attention"),
                  (torch_peer("torch einsum", torch_tensor_einsum, 2.0), torch_peer("torch, a product a key", torch_tensor_products, 2.0)),
                  4.0 * 256**3 * FEATURES),
-        Workload("tensor, n = 1024", "tensor_attention", heads_first(**dict.fromkeys(("q", "k1", "v1", "k2", "v2"), (1024, FEATURES))),
+        Workload("tensor, n = 1024", "tensor_attention", five_sets(1024),
                  ours("tensor_attention"), (), 4.0 * 1024**3 * FEATURES),
         Workload("SDM, 1e6 locations, 1000 patterns", "sdm_read", draw_memory, our_memory, (Peer("NumPy, packed bits", numpy_sdm, 3.0),)),
     ]
