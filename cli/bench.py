@@ -17,7 +17,8 @@ from attnspec.dispatch import BACKENDS, record_of, select
 @click.option("--shape", metavar="n=512,d=64,...", help="Time the NAMEs beside the reference at these sizes.")
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Of the drawn arrays.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Threads for every contestant.")
-@click.option("--rounds", type=click.IntRange(min=1), default=9, show_default=True, help="How often each contestant runs, in turn; slow ones less.")
+@click.option("--rounds", type=click.IntRange(min=1), default=9, show_default=True,
+              help="How often each contestant runs, in turn; slow ones less.")
 @click.option("--memory/--no-memory", default=None, help="Measure memory and first calls too (by default only without NAMEs).")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.option("--markdown", is_flag=True, help="Print as Markdown, for docs/benchmarks.md.")

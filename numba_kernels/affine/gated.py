@@ -5,10 +5,11 @@ import math
 import numpy as np
 
 from attnspec.numba_kernels.arrays import heads_of
+from attnspec.numba_kernels.exponential import LOG2_E, exp2_row
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.numba_kernels.softmax.tiles import band as band_of
-from attnspec.numba_kernels.softmax.tiles import sees, tiled_attention
+from attnspec.numba_kernels.softmax.tiles import sees, tiled_attention, whole_registers
 from attnspec.numba_kernels.twin import twin
 from attnspec.reference.inputs import AttentionResult, one_of
 
@@ -109,16 +110,27 @@ def gate_rows(y, logits, bias, activation, mode, seen=None):
 
 
 @helper
-def activated(x, activation):
-    """The gate's value: sigmoid, silu, identity or ns_sigmoid, by number."""
-    one = type(x)(1)
-    if activation == 2:
-        return x
-    e = np.exp(-abs(x))
-    sigmoid = (e if x < 0 else one) / (one + e)
-    if activation == 1:
-        return x * sigmoid
-    return sigmoid if activation == 0 else type(x)(0.5) + type(x)(0.5) * sigmoid
+def activate_row(logits, shift, gate, activation):
+    """gate = sigmoid, silu, identity or ns_sigmoid, by number, of logits + shift, each of one entry or as many as the other."""
+    kind, count = gate.dtype.type, max(logits.size, shift.size)
+    one, half = kind(1), kind(0.5)
+    stop = whole_registers(count, gate)
+    for c in range(count):
+        gate[c] = -abs(logits[c if logits.size > 1 else 0] + shift[c if shift.size > 1 else 0]) * kind(LOG2_E)
+    for c in range(count, stop):
+        gate[c] = kind(0)
+    exp2_row(gate, 0, stop, kind(0), kind(-np.inf))
+    for c in range(count):
+        x, e = logits[c if logits.size > 1 else 0] + shift[c if shift.size > 1 else 0], gate[c]
+        sigmoid = (e if x < 0 else one) / (one + e)
+        if activation == 0:
+            gate[c] = sigmoid
+        elif activation == 1:
+            gate[c] = x * sigmoid
+        elif activation == 2:
+            gate[c] = x
+        else:
+            gate[c] = half + half * sigmoid
 
 
 @kernel
@@ -126,15 +138,14 @@ def gate_blocks(y, y_of, gates, gate_of, bias, bias_of, seen, seen_of, activatio
     """out (h, n, e)."""
     heads, n, e = out.shape
     blocks = (n + ROWS - 1) // ROWS
-    zero = out.dtype.type(0)
+    gate = np.empty(whole_registers(max(gates.shape[2], bias.shape[1]), out), out.dtype)
+    several, zero = max(gates.shape[2], bias.shape[1]) > 1, out.dtype.type(0)
     for task in range(first, heads * blocks, step):
         h, i0 = task // blocks, task % blocks * ROWS
         for i in range(i0, min(n, i0 + ROWS)):
-            line, shift = gates[gate_of[h], i], bias[bias_of[h]]
+            activate_row(gates[gate_of[h], i], bias[bias_of[h]], gate, activation)
             shows = seen[seen_of[h], i if seen.shape[1] > 1 else 0]
             for c in range(e):
-                if not shows:
-                    out[h, i, c] = zero
-                    continue
-                g = activated(line[c if line.size > 1 else 0] + shift[c if shift.size > 1 else 0], activation)
-                out[h, i, c] = y[y_of[h], i, c] * g if mode == 0 else y[y_of[h], i, c] + g
+                g = gate[c if several else 0]
+                x = y[y_of[h], i, c] * g if mode == 0 else y[y_of[h], i, c] + g
+                out[h, i, c] = x if shows else zero

@@ -12,7 +12,6 @@ from attnspec.bench.workloads import MissingPeer, Peer, Workload
 from attnspec.dispatch import BACKENDS, select
 from attnspec.reference.formula import Formula
 
-
 LONGEST = 60.0      # seconds that the rounds of one workload take, about: slow ones make fewer
 
 
