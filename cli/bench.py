@@ -92,7 +92,7 @@ HEADS = ("work", "ours", "peer", "its time", "ratio", "asked", "of limit")
 def cells(row: Any) -> tuple[str, ...]:
     """One row as text: milliseconds, how many times faster ours is, what was asked for, and the share of the physical limit."""
     return (
-        row.work, milliseconds(row.ours.median), row.peer, row.missing or milliseconds(row.other.median),
+        row.work, milliseconds(row.ours.median), row.peer, milliseconds(row.other.median) if row.other else row.missing,
         "" if row.ratio is None else f"{row.ratio:.2f}", "" if row.reach is None else f"{row.reach:.2f}",
         "" if row.limit is None else f"{row.limit / row.ours.median:.0%}",
     )

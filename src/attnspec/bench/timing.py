@@ -59,6 +59,8 @@ def measure(work: Workload, rounds: int, threads: int, rate: float) -> Iterator[
         ours, *others = time_in_turn([work.ours(arrays), *(call for _, call in peers)], rounds)
     limit = None if work.products is None else work.products / rate
     timed = dict(zip([peer for peer, _ in peers], others, strict=True))
+    if not work.peers:
+        yield Row(work.name, work.formula, ours, "", None, None, limit)
     for peer in work.peers:
         yield Row(work.name, work.formula, ours, peer.name, timed.get(peer), peer.reach, limit, absent.get(peer, ""))
 
