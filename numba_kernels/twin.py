@@ -68,5 +68,5 @@ def fits(array: np.ndarray, least: int, most: int) -> bool:
 def in_dtype(result: Any, dtype: np.dtype) -> Any:
     """A result, or each array of a named tuple, rounded to `dtype`."""
     if isinstance(result, tuple):
-        return type(result)(*(in_dtype(x, dtype) for x in result))       # type: ignore[arg-type]
+        return type(result)(*(in_dtype(x, dtype) for x in result))
     return result.astype(dtype) if isinstance(result, np.ndarray) and result.dtype.kind == "f" else result

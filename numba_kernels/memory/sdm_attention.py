@@ -2,6 +2,7 @@
 since one rounding of a cosine would otherwise move a distance by one bit."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def sdm_attention(
         reach = whole("radius", int(radius))
         if reach > d:
             raise ValueError(f"radius: expected a whole number from 0 to the {d} bits of an address, got {reach}")
-        table = np.array([logarithm(one) for one in intersections(d, reach)])
+        table = np.array([logarithm(Fraction(one)) for one in intersections(d, reach)])
 
     p, values, xi = unit(addresses.astype(np.float64)), pointers.astype(np.float64), queries.astype(np.float64)
     for _ in range(whole("n_iters", n_iters, least=1)):
