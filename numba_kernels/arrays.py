@@ -33,3 +33,9 @@ def heads_of(x: np.ndarray, lead: tuple[int, ...], tail: int = 2, *, grouped: bo
         index = np.repeat(index, lead[-1] // max(front[-1], 1), axis=-1)
     flat = np.ascontiguousarray(x).reshape(math.prod(front), *x.shape[x.ndim - tail :])
     return flat, np.ascontiguousarray(np.broadcast_to(index, lead)).reshape(-1)
+
+
+def without_axes(x: np.ndarray, lead: tuple[int, ...], tail: int = 2) -> np.ndarray:
+    """x (..., `tail` axes) without its repetitions along leading axes that `lead` lacks or has only one of."""
+    x = x[(0,) * (x.ndim - tail - len(lead))]
+    return x[tuple(slice(1) if size == 1 else slice(None) for size in lead)]

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 from numba.core import config
 
 from attnspec.reference.inputs import whole
@@ -48,6 +49,7 @@ os.register_at_fork(after_in_child=_forget_pool)      # a child has none of its 
 def in_parallel(kernel, tasks: int, *arguments, work: float = 1e9) -> None:
     """Run a kernel on all its tasks. work: roughly how many operations; little of it is done at once on the caller's thread."""
     global _pool
+    arguments = tuple(unlocked(x) if isinstance(x, np.ndarray) else x for x in arguments)
     parts = min(tasks, 16 * _count)
     if parts < 2 or _count == 1 or work < 1e6:
         kernel(*arguments, 0, 1)
@@ -57,3 +59,17 @@ def in_parallel(kernel, tasks: int, *arguments, work: float = 1e9) -> None:
         pool = _pool = ThreadPoolExecutor(_count, "attnspec")
     for future in [pool.submit(kernel, *arguments, part, parts) for part in range(parts)]:
         future.result()
+
+
+class _Memory:
+    """The memory of a read-only array, said to be writable."""
+
+    def __init__(self, x: np.ndarray):
+        self.owner = x
+        self.__array_interface__ = {**x.__array_interface__, "data": (x.ctypes.data, False)}
+
+
+def unlocked(x: np.ndarray) -> np.ndarray:
+    """x, or the same memory in an array that is not read-only: for read-only ones Numba compiles a kernel anew, though none writes into
+    what it is given to read."""
+    return x if x.flags.writeable else np.asarray(_Memory(x))

@@ -161,3 +161,20 @@ def test_reference_code_uses_nothing_that_drops_an_imaginary_part():
             if isinstance(node, ast.Attribute) and node.attr in banned and isinstance(node.value, ast.Name) and node.value.id == "np":
                 found.append(f"{record.name}: np.{node.attr} in line {node.lineno}")
     assert not found
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDS if name.endswith("_backward")])
+def test_gradients_go_back_through_broadcasting(name):
+    """An array that five heads have copies of has five gradients, each as of one head; every other array has their sum."""
+    record = RECORDS[name]
+    arrays = record.draw({dim: size for dim, size in {"n": 3, "m": 4, "d": 6, "e": 2}.items() if dim in record.dimensions})
+    results = record.function(**arrays)
+    plain = dict(zip(record.outputs, results, strict=False) if isinstance(results, tuple) else [(*record.outputs, results)])
+    for copied in arrays:
+        if "..." not in record.shapes[copied].split():
+            continue
+        results = record.function(**{**arrays, copied: np.stack([arrays[copied]] * 5)})
+        for gradient, got in zip(plain, results if isinstance(results, tuple) else (results,), strict=False):
+            if got is not None:
+                each = np.stack([plain[gradient]] * 5) if gradient == f"d{copied}" else 5 * plain[gradient]
+                np.testing.assert_allclose(got, each, rtol=1e-12, atol=1e-13, err_msg=f"{gradient} with five {copied}", strict=True)

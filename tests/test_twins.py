@@ -59,6 +59,26 @@ def test_every_twin_is_within_its_bounds(backend, name):
     assert judged == set(BACKENDS[backend].function(name).limits.dtypes)
 
 
+@pytest.mark.parametrize("backend, name", TWINS)
+def test_results_have_the_axes_of_what_they_depend_on(backend, name):
+    """Each array in turn alone has leading axes: no result may take them over from an array that is not in its formula."""
+    record, function = RECORDS[name], BACKENDS[backend].function(name)
+    options = {option: True for option in ("return_weights", "return_lse", "return_info") if option in record.options}
+    options = {option: value for option, value in options.items() if option not in function.limits.lacks}
+    sizes = {dim: size for dim, size in {"n": 3, "m": 4, "d": 6, "e": 2}.items() if dim in record.dimensions}
+    plain = record.draw(sizes)
+    for alone in plain:
+        if "..." not in record.shapes[alone].split():
+            continue
+        arrays = {**plain, alone: np.stack([plain[alone]] * 5)}
+        got, want = (f(**arrays, **options) for f in (function, record.function))
+        got, want = (x if isinstance(x, tuple) else (x,) for x in (got, want))
+        shapes = [[None if x is None else np.shape(x) for x in results] for results in (got, want)]
+        assert shapes[0] == shapes[1], alone
+        for ours, theirs in zip(got, want, strict=True):
+            assert ours is None or np.allclose(ours, theirs, rtol=1e-9, atol=1e-11), alone
+
+
 @pytest.mark.parametrize("package", {BACKENDS[backend].package for backend, _ in TWINS})
 def test_a_twin_never_calls_the_maths_that_judges_it(package):
     """Of the reference it uses the checks, the records and the classes of results."""

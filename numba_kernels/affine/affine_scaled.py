@@ -1,13 +1,16 @@
 """Twin of reference/affine/affine_scaled.py: tiles of softmax attention, then alpha out + beta sum v in one pass over the rows.
 
 The sum of the values that a query sees is one sum a head where all are seen, a running sum where a causal mask cuts it, both in float64;
-under a mask of its own it is a product of tiles of ones with the values.
+under a mask of its own it is a product of tiles of ones with the values. An infinite value times alpha P + beta is not the sum of its
+products with both: where there are such values, one more pass adds them with the whole weight.
 """
 
 import numpy as np
 
-from attnspec.numba_kernels.arrays import heads_of
-from attnspec.numba_kernels.jit import kernel
+from attnspec.numba_kernels.affine.projections import project
+from attnspec.numba_kernels.arrays import heads_of, without_axes
+from attnspec.numba_kernels.exponential import LOG2_E
+from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns
 from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.numba_kernels.softmax.tiles import (
@@ -19,8 +22,11 @@ from attnspec.numba_kernels.softmax.tiles import (
     flattened,
     forward,
     sees,
+    sum_of_sizes,
+    weights_axes,
+    whole_registers,
 )
-from attnspec.numba_kernels.softmax.tiles_backward import tiled_backward
+from attnspec.numba_kernels.softmax.tiles_backward import gradients
 from attnspec.numba_kernels.twin import twin
 from attnspec.reference.affine.affine_scaled import AffineGradients
 from attnspec.reference.inputs import AttentionResult, one_of, sum_groups, sum_to_shape
@@ -37,17 +43,23 @@ def affine_scaled_attention(
     """Affine-scaled attention of q (..., h, n, d) over k (..., hk, m, d), v (..., hk, m, e); the parameters are those of the reference."""
     one_of("phi", phi, ACTIVATIONS)
     one_of("n_keys", n_keys, N_KEYS)
-    alpha = alphas(x, w_a, phi)                                                           # (..., h, n)
+    alpha = activated(np.swapaxes(project(x, w_a), -1, -2), phi)                          # (..., h, n)
     call = flattened(q, k, v, scale=scale, mask=mask, causal=causal, enable_gqa=enable_gqa, beside=(alpha[..., None],))
-    heads, n, m, _, _ = call.sizes
-    out, weights, _, _ = forward(call, return_weights=return_weights)
+    heads, n, m, _, e = call.sizes
+    out, weights, _, saved = forward(call, return_weights=return_weights, save=True)
     sums, counts = visible_sums(call.v, call.v_of, n, call.mask, call.mask_of, call.low, call.high)
-    alpha, alpha_of = heads_of(alpha, call.lead, 1)
-    average, average_of = heads_of(alpha_ma, call.lead, 0)
-    in_parallel(scale_and_shift, heads * -(-n // QUERIES), out, sums, counts, q.dtype.type(m if n_keys == "total" else 0), alpha, alpha_of,
-                average, average_of, call.mask, call.mask_of, call.low, call.high, weights, work=10 * out.size)
-    out = out.reshape(*call.lead, n, out.shape[-1])
-    return AttentionResult(out, weights.reshape(*call.lead, n, m)) if return_weights else out
+    factors = (*heads_of(alpha, call.lead, 1), *heads_of(alpha_ma, call.lead, 0), counts, q.dtype.type(m if n_keys == "total" else 0))
+    blocks = heads * -(-n // QUERIES)
+    in_parallel(scale_and_shift, blocks, out, sums, *factors, call.mask, call.mask_of, call.low, call.high, weights, work=10 * out.size)
+    finite = chunks_finite(call.v)
+    if not finite.all():
+        in_parallel(put_infinite_values, blocks, call.q, call.q_of, call.k, call.k_of, call.v, call.v_of, finite, call.scale, saved,
+                    *factors, call.mask, call.mask_of, call.low, call.high, out, work=heads * n * m)
+    out = out.reshape(*call.lead, n, e)
+    if not return_weights:
+        return out
+    front = np.broadcast_shapes(weights_axes(q, k, mask=mask, enable_gqa=enable_gqa), alpha.shape[:-1], alpha_ma.shape)
+    return AttentionResult(out, without_axes(weights.reshape(*call.lead, n, m), front))
 
 
 @twin
@@ -57,60 +69,115 @@ def affine_scaled_attention_backward(
     """AffineGradients of `affine_scaled_attention` for the cotangent do (..., h, n, e); the parameters are those of the reference."""
     one_of("phi", phi, ACTIVATIONS)
     one_of("n_keys", n_keys, N_KEYS)
-    alpha = alphas(x, w_a, phi)[..., None]                                                # (..., h, n, 1)
+    z = np.swapaxes(project(x, w_a), -1, -2)[..., None]                                   # (..., h, n, 1)
+    alpha = activated(z, phi)
     call = flattened(q, k, v, scale=scale, mask=mask, causal=causal, enable_gqa=enable_gqa, beside=(alpha, do))
-    lead, (_, n, m, _, e) = call.lead, call.sizes
-    do = np.broadcast_to(do, (*lead, n, e))
-    dq, dk, dv, _, _ = tiled_backward(q, k, v, alpha * do, scale=scale, mask=mask, causal=causal, enable_gqa=enable_gqa)
+    lead, (heads, n, m, _, e) = call.lead, call.sizes
+    out, _, _, saved = forward(call, save=True)
+    of_softmax = gradients(call, alpha * do, out, saved)
 
-    out = forward(call)[0].reshape(*lead, n, e)
     sums, counts = visible_sums(call.v, call.v_of, n, call.mask, call.mask_of, call.low, call.high)
-    seen = np.broadcast_to(counts, (len(call.q_of), n)).reshape(*lead, n, 1)
-    N = np.maximum(m if n_keys == "total" else seen, 1)
-    sums = np.broadcast_to(sums, (len(call.q_of), n, e)).reshape(*lead, n, e)
-    beta = np.where(seen > 0, (alpha_ma[:, None, None] - alpha) / N, 0)
-    shifted, shift_of = heads_of((beta * do).astype(q.dtype), lead)
-    added = turned_sums(shifted, shift_of, m, call.mask, call.mask_of, call.high)
-    added = np.broadcast_to(added, (len(call.q_of), m, e)).reshape(*lead, m, e)
-    dv = dv + sum_to_shape(sum_groups(added, v.shape[-3]) if enable_gqa else added, v.shape)
+    seen = np.broadcast_to(counts, (heads, n)).reshape(*lead, n, 1)
+    N = np.maximum(q.dtype.type(m) if n_keys == "total" else seen, q.dtype.type(1))
+    beta = np.where(seen > 0, (alpha_ma[:, None, None] - alpha) / N, q.dtype.type(0))
+    shifted, shift_of = heads_of(beta * do, lead)
+    dv = of_softmax.dv + turned_sums(shifted, shift_of, m, call.mask, call.mask_of, call.high)
 
-    dalpha = np.sum(do.astype(np.float64) * (out - sums / N), axis=-1)
-    slope = np.where(alpha * (1 - alpha) > 0, 0.1, 0.0)[..., 0] if phi != "sigmoid" else (alpha * (1 - alpha))[..., 0]
-    dz = np.where(seen[..., 0] > 0, dalpha * slope, 0.0)                                  # (..., h, n)
-    dx, dw_a = np.swapaxes(dz, -1, -2) @ w_a, dz @ np.where(np.any(seen > 0, axis=-3), x, 0)
-    dx, dw_a = (sum_to_shape(y, like.shape) for y, like in ((dx, x), (dw_a, w_a)))
-    return AffineGradients(dq, dk, *(y.astype(q.dtype) for y in (dv, dx, dw_a)))
+    sums = np.broadcast_to(sums, (heads, n, e)).reshape(*lead, n, e)
+    dalpha = np.sum(do * (out.reshape(*lead, n, e) - sums / N), axis=-1, dtype=np.float64)
+    slope = alpha * (1 - alpha) if phi == "sigmoid" else np.where((z > -5) & (z < 5), 0.1, 0)
+    dz = np.where(seen[..., 0] > 0, dalpha * slope[..., 0], 0).astype(q.dtype)            # (..., h, n)
+    dx = project(np.swapaxes(dz, -1, -2), w_a.T)
+
+    def shaped(gradient, like, grouped=False):
+        """The gradient by one array, of all heads: summed over those that share it and over the axes along which it was broadcast."""
+        gradient = gradient.reshape(*lead, *gradient.shape[1:])
+        return sum_to_shape(sum_groups(gradient, like.shape[-3]) if grouped else gradient, like.shape)
+
+    return AffineGradients(
+        shaped(of_softmax.dq, q), shaped(of_softmax.dk, k, enable_gqa), shaped(dv, v, enable_gqa), sum_to_shape(dx, x.shape),
+        sum_to_shape(gradient_by_w_a(dz, x, seen[..., 0] > 0), w_a.shape),
+    )
 
 
-def alphas(x, w_a, phi):
-    """alpha (..., h, n) = phi(<w_a[h], x_i>)."""
-    z = w_a @ np.swapaxes(x, -1, -2)
+def gradient_by_w_a(dz, x, seen):
+    """sum_i dz_hi x_i, (..., h, c), of dz (..., h, n) and x (..., n, c); an x that is not finite only where a head's query sees a key."""
+    turned = np.swapaxes(x, -1, -2)
+    if np.isfinite(x).all():
+        return project(dz, turned)
+    rows = [project(dz[..., h : h + 1, :], np.where(seen[..., h, None, :], turned, 0)) for h in range(dz.shape[-2])]
+    return np.concatenate(rows, axis=-2)
+
+
+def activated(z, phi):
+    """alpha = phi(z), in the dtype of z."""
     if phi == "sigmoid":
         e = np.exp(-np.abs(z))
         return np.where(z < 0, e, 1) / (1 + e)
-    return np.where(z <= -5, 0, np.where(z >= 5, 1, z.dtype.type(0.1) * z + z.dtype.type(0.5))).astype(z.dtype, copy=False)
+    return np.where(z <= -5, 0, np.where(z >= 5, 1, z.dtype.type(0.1) * z + z.dtype.type(0.5)))
+
+
+@helper
+def factors_of_query(h, i, alpha, alpha_of, average, average_of, counts, N):
+    """alpha and beta = (alpha_ma - alpha) / N of a query, and how many keys it sees; N = 0: as many as these."""
+    seen = counts[h if counts.shape[0] > 1 else 0, i if counts.shape[1] > 1 else 0]
+    a = alpha[alpha_of[h], i]
+    return a, (average[average_of[h]] - a) / max(N if N > 0 else seen, alpha.dtype.type(1)), seen
 
 
 @kernel
 def scale_and_shift(
-    out, sums, counts, N, alpha, alpha_of, average, average_of, mask, mask_of, low, high, weights, first, step,
+    out, sums, alpha, alpha_of, average, average_of, counts, N, mask, mask_of, low, high, weights, first, step,
 ):
-    """out (h, n, e) and weights (h, n, m) in place: alpha out + (alpha_ma - alpha) / N sums. N = 0: as many as a query sees."""
+    """out (h, n, e) and weights (h, n, m) in place: alpha out + beta sums, and alpha weights + beta."""
     heads, n, e = out.shape
     blocks = (n + QUERIES - 1) // QUERIES
-    zero, one = out.dtype.type(0), out.dtype.type(1)
+    zero = out.dtype.type(0)
     for task in range(first, heads * blocks, step):
         h, i0 = task // blocks, task % blocks * QUERIES
         for i in range(i0, min(n, i0 + QUERIES)):
-            seen = counts[h if counts.shape[0] > 1 else 0, i if counts.shape[1] > 1 else 0]
-            a = alpha[alpha_of[h], i]
-            beta = (average[average_of[h]] - a) / max(N if N > 0 else seen, one)
+            a, beta, seen = factors_of_query(h, i, alpha, alpha_of, average, average_of, counts, N)
             line = sums[h, i if sums.shape[1] > 1 else 0]
             for c in range(e):
                 out[h, i, c] = a * out[h, i, c] + beta * line[c] if seen > 0 else zero
             for j in range(weights.shape[2]):
                 if sees(i, j, low, high, mask, mask_of[h] if mask.size else 0):
                     weights[h, i, j] = a * weights[h, i, j] + beta
+
+
+@kernel
+def put_infinite_values(
+    q, q_of, k, k_of, v, v_of, finite, scale, saved, alpha, alpha_of, average, average_of, counts, N, mask, mask_of, low, high, out,
+    first, step,
+):
+    """out[h, i, c] = sum_j (alpha_i P_ij + beta_i) v_jc over the values that are not finite, where query i sees any in column c."""
+    heads, n, e = out.shape
+    m, d = k.shape[1:]
+    blocks = (n + QUERIES - 1) // QUERIES
+    kind = out.dtype.type
+    total, met = np.empty(e, out.dtype), np.empty(e, np.bool_)
+    for task in range(first, heads * blocks, step):
+        h, i0 = task // blocks, task % blocks * QUERIES
+        mask_one = mask_of[h] if mask.size else 0
+        for i in range(i0, min(n, i0 + QUERIES)):
+            a, beta, _ = factors_of_query(h, i, alpha, alpha_of, average, average_of, counts, N)
+            total[:] = kind(0)
+            met[:] = False
+            for j in range(m):
+                if finite[v_of[h], j // CHUNK] or not sees(i, j, low, high, mask, mask_one):
+                    continue
+                s = kind(0)
+                for c in range(d):
+                    s += q[q_of[h], i, c] * k[k_of[h], j, c]
+                share = saved[1, h, i]
+                weight = kind(0) if share == 0 else np.exp2(s * scale * kind(LOG2_E) - saved[0, h, i]) / share
+                for c in range(e):
+                    if not np.isfinite(v[v_of[h], j, c]):
+                        total[c] += (a * weight + beta) * v[v_of[h], j, c]
+                        met[c] = True
+            for c in range(e):
+                if met[c]:
+                    out[h, i, c] = total[c]
 
 
 def visible_sums(values, of, n, mask, mask_of, low, high) -> tuple[np.ndarray, np.ndarray]:
@@ -154,6 +221,24 @@ def running_sums(v, v_of, stops, sums, first, step):
                 sums[h, i, c] = total[c]
 
 
+@helper
+def ones_of_row(row, i, j0, keys, mask, one, low, high):
+    """1 where query i sees a key, 0 where not and in the columns that fill up a register."""
+    kind = row.dtype.type
+    seen = mask[one, i if mask.shape[1] > 1 else 0]
+    if mask.shape[2] > 1:
+        for t in range(keys):
+            row[t] = kind(1) if seen[j0 + t] else kind(0)
+    else:
+        row[:keys] = kind(1) if seen[0] else kind(0)
+    for t in range(min(i + low - j0, keys)):
+        row[t] = kind(0)
+    for t in range(max(i + high + 1 - j0, 0), keys):
+        row[t] = kind(0)
+    for t in range(keys, whole_registers(keys, row)):
+        row[t] = kind(0)
+
+
 @kernel
 def masked_sums(values, v_of, m, finite, mask, mask_of, low, high, sums, counts, first, step):
     """sums (h, n, e) and counts (h, n) under a mask: tiles of ones and zeros times packed values."""
@@ -168,12 +253,11 @@ def masked_sums(values, v_of, m, finite, mask, mask_of, low, high, sums, counts,
         acc[:] = kind(0)
         for r in range(rows):
             counts[h, i0 + r] = kind(0)
-        for j in range(0, m, KEYS):
+        for j in range(max(0, i0 + low) // KEYS * KEYS, min(m, i0 + rows + high), KEYS):
             keys = min(KEYS, m - j)
             for r in range(rows):
-                for t in range(keys):
-                    ones[r, t] = kind(1) if sees(i0 + r, j + t, low, high, mask, mask_of[h]) else kind(0)
-                    counts[h, i0 + r] += ones[r, t]
+                ones_of_row(ones[r], i0 + r, j, keys, mask, mask_of[h], low, high)
+                counts[h, i0 + r] += sum_of_sizes(ones[r], whole_registers(keys, ones))
             for start in range(0, keys, CHUNK):
                 terms = min(CHUNK, keys - start)
                 if finite[v_of[h], (j + start) // CHUNK]:

@@ -4,8 +4,11 @@ Energies, their statistics and gates are n numbers a scale and computed in float
 normaliser matter; then one more pass finds how much of the softmax the gates leave.
 """
 
+import math
+
 import numpy as np
 
+from attnspec.numba_kernels.affine.projections import project
 from attnspec.numba_kernels.jit import kernel
 from attnspec.numba_kernels.softmax.tiles import tiled_attention
 from attnspec.numba_kernels.twin import twin
@@ -23,7 +26,7 @@ def energy_gated_attention(
     one_of("znorm", znorm, ("sequence", "prefix"))
     one_of("std_floor", std_floor, ("clamp", "add"))
     gate = gates(x.astype(np.float64), *(y.astype(np.float64) for y in (w_energy, b_energy, alpha, tau, mixing)), znorm, std_floor)
-    q, k, v = (x @ np.swapaxes(w, -1, -2) for w in (w_q, w_k, w_v))
+    q, k, v = (project(x, w) for w in (w_q, w_k, w_v))
     with np.errstate(divide="ignore"):
         bias = np.log(gate).astype(q.dtype)[..., None, :]
     out, weights, lse = tiled_attention(q, k, v, scale=scale, bias=bias, causal=causal, return_weights=return_weights, return_lse=True)
@@ -38,18 +41,21 @@ def energy_gated_attention(
 
 def gates(x, w_energy, b_energy, alpha, tau, mixing, znorm, std_floor):
     """g (..., n), between 0 and 1."""
-    energy = w_energy @ np.swapaxes(x, -1, -2) + b_energy[..., None]                          # (..., s, n)
+    energy = np.swapaxes(project(x, w_energy), -1, -2) + b_energy[..., None]                  # (..., s, n)
     if znorm == "sequence":
         mean = energy.mean(axis=-1, keepdims=True) if energy.shape[-1] else energy
         deviation = energy - mean
         variance = np.mean(deviation**2, axis=-1, keepdims=True) if energy.shape[-1] else energy
     else:
-        rows = np.ascontiguousarray(energy).reshape(-1, energy.shape[-1])
+        rows = np.ascontiguousarray(energy).reshape(math.prod(energy.shape[:-1]), energy.shape[-1])
         means, variances = np.empty_like(rows), np.empty_like(rows)
         prefix_statistics(rows, means, variances)
         deviation, variance = energy - means.reshape(energy.shape), variances.reshape(energy.shape)
-    std = np.sqrt(variance)
-    z = deviation / (np.where(std > FLOOR, std, FLOOR) if std_floor == "clamp" else std + FLOOR)
+    if std_floor == "clamp":                                           # as in the reference, a variance that is NaN counts as none
+        std = np.sqrt(np.where(variance > FLOOR**2, variance, FLOOR**2))
+    else:
+        std = np.sqrt(np.where(variance > 0, variance, 0)) + FLOOR
+    z = deviation / std
     exponent = alpha[..., None] * (z - tau[..., None])
     e = np.exp(-np.abs(exponent))
     g = np.where(exponent < 0, e, 1.0) / (1 + e)

@@ -1,22 +1,25 @@
-"""Twin of reference/affine/gated.py: the gate is applied to queries, keys, values or outputs in one pass over the rows."""
+"""Twin of reference/affine/gated.py: a gate is made and applied panel by panel, in one pass over the rows of what it gates."""
 
 import math
 
 import numpy as np
 
+from attnspec.numba_kernels.affine.projections import BLOCK, project, project_rows
 from attnspec.numba_kernels.arrays import heads_of
-from attnspec.numba_kernels.exponential import LOG2_E, exp2_row
+from attnspec.numba_kernels.exponential import LOG2_E, exp2_any
 from attnspec.numba_kernels.jit import helper, kernel
+from attnspec.numba_kernels.matrix import packed_rows
 from attnspec.numba_kernels.parallel import in_parallel
+from attnspec.numba_kernels.simd import absolute, lanes, load, splat, store, zero_below
 from attnspec.numba_kernels.softmax.tiles import band as band_of
-from attnspec.numba_kernels.softmax.tiles import sees, tiled_attention, whole_registers
+from attnspec.numba_kernels.softmax.tiles import copy_rows, sees, tiled_attention
 from attnspec.numba_kernels.twin import twin
 from attnspec.reference.inputs import AttentionResult, one_of
 
 POSITIONS = ("G1", "G2", "G3", "G4", "G5")
 ACTIVATIONS = ("sigmoid", "silu", "identity", "ns_sigmoid")
 MODES = ("multiplicative", "additive")
-ROWS = 128      # of a task
+SIGMOID, SILU, IDENTITY, NS_SIGMOID = range(4)
 
 
 @twin
@@ -30,25 +33,24 @@ def gated_attention(
     one_of("mode", mode, MODES)
     check(position, q, k, v, x, w_gate, x_keys, w_o, b_o)
     tokens = x_keys if position in ("G2", "G3") and x_keys is not None else x
-    logits = np.matmul(tokens[..., None, :, :], np.swapaxes(w_gate, -1, -2))                  # (..., hg, n or m, g)
-    bias = np.zeros((len(w_gate), w_gate.shape[1]), q.dtype) if b_gate is None else b_gate
+    bias = np.zeros(w_gate.shape[:2], q.dtype) if b_gate is None else b_gate
 
-    def gated(y, seen=None):
-        return gate_rows(y, logits, bias, activation, mode, seen)
+    def gated(y, seen=None, *, ours=False):
+        return gate_rows(y, tokens[..., None, :, :], w_gate, bias, activation, mode, seen, ours)
 
     q = gated(q) if position == "G4" else q
     k = gated(k) if position == "G3" else k
     v = gated(v) if position == "G2" else v
     out, weights, _ = tiled_attention(q, k, v, scale=scale, mask=mask, causal=causal, enable_gqa=enable_gqa, return_weights=return_weights)
     if position == "G1":
-        out = gated(out, visible_rows(q.shape[-2], k.shape[-2], mask, causal))
+        out = gated(out, visible_rows(q.shape[-2], k.shape[-2], mask, causal), ours=True)
     if w_o is not None:
         h, e = w_o.shape[1:]
         rows = np.ascontiguousarray(np.moveaxis(out, -3, -2)).reshape(*out.shape[:-3], out.shape[-2], h * e)
-        out = rows @ w_o.reshape(len(w_o), h * e).T
+        out = project(rows, w_o.reshape(len(w_o), h * e))
         out = out if b_o is None else out + b_o
     if position == "G5":
-        out = gated(out[..., None, :, :])[..., 0, :, :]            # one gate for the joined heads
+        out = gated(out[..., None, :, :], ours=True)[..., 0, :, :]            # one gate for the joined heads
     return AttentionResult(out, weights) if return_weights else out
 
 
@@ -95,57 +97,84 @@ def rows_that_see(mask, m, low, high, seen, first, step):
             seen[one, i] = j < m
 
 
-def gate_rows(y, logits, bias, activation, mode, seen=None):
-    """y * gate or y + gate for the gate of logits (..., hg, n, g) + bias (hg, g); 0 where a row of `seen` (..., n) is not."""
-    lead = np.broadcast_shapes(y.shape[:-2], logits.shape[:-2], () if seen is None else seen.shape[:-1])
+def gate_rows(y, tokens, w_gate, b_gate, activation, mode, seen, ours):
+    """y * gate or y + gate, y (..., h, n, e), for the gate of tokens (..., 1, n, c); 0 where a row of `seen` (..., n) is not.
+
+    ours: y may be written into.
+    """
+    lead = np.broadcast_shapes(y.shape[:-2], tokens.shape[:-2], w_gate.shape[:-2], () if seen is None else seen.shape[:-1])
+    n, e = y.shape[-2:]
     values, y_of = heads_of(y, lead)
-    gates, gate_of = heads_of(logits, lead)
-    biases, bias_of = heads_of(bias, lead, 1)
+    x, x_of = heads_of(tokens, lead)
+    w, w_of = heads_of(w_gate, lead)
     rows, seen_of = heads_of(np.ones((1, 1), np.bool_) if seen is None else seen, lead, 1)
-    out = np.empty((math.prod(lead), *y.shape[-2:]), y.dtype)
-    blocks = -(-y.shape[-2] // ROWS)
-    in_parallel(gate_blocks, len(out) * blocks, values, y_of, gates, gate_of, biases, bias_of, rows, seen_of,
-                ACTIVATIONS.index(activation), MODES.index(mode), out, work=20 * out.size)
-    return out.reshape(*lead, *y.shape[-2:])
+    out = values if ours and lead == y.shape[:-2] else np.empty((math.prod(lead), n, e), y.dtype)
+    in_parallel(gate_blocks, len(out) * -(-n // BLOCK), values, y_of, x, x_of, packed_rows(w), np.ascontiguousarray(b_gate), w_of, rows,
+                seen_of, ACTIVATIONS.index(activation), MODES.index(mode), out, work=out.size * (x.shape[-1] + 20))
+    return out.reshape(*lead, n, e)
 
 
 @helper
-def activate_row(logits, shift, gate, activation):
-    """gate = sigmoid, silu, identity or ns_sigmoid, by number, of logits + shift, each of one entry or as many as the other."""
-    kind, count = gate.dtype.type, max(logits.size, shift.size)
-    one, half = kind(1), kind(0.5)
-    stop = whole_registers(count, gate)
-    for c in range(count):
-        gate[c] = -abs(logits[c if logits.size > 1 else 0] + shift[c if shift.size > 1 else 0]) * kind(LOG2_E)
-    for c in range(count, stop):
-        gate[c] = kind(0)
-    exp2_row(gate, 0, stop, kind(0), kind(-np.inf))
-    for c in range(count):
-        x, e = logits[c if logits.size > 1 else 0] + shift[c if shift.size > 1 else 0], gate[c]
-        sigmoid = (e if x < 0 else one) / (one + e)
-        if activation == 0:
-            gate[c] = sigmoid
-        elif activation == 1:
-            gate[c] = x * sigmoid
-        elif activation == 2:
-            gate[c] = x
-        else:
-            gate[c] = half + half * sigmoid
+def activate(x, count, activation):
+    """Replace the first `count` numbers of x, whole registers, by their sigmoid, silu, themselves or ns_sigmoid."""
+    kind = x.dtype.type
+    zero, one, half, to_base_two = splat(kind(0), x), splat(kind(1), x), splat(kind(0.5), x), splat(kind(-LOG2_E), x)
+    limits = np.finfo(x.dtype)
+    least = splat(kind(limits.minexp - limits.nmant - 1), x)
+    if activation != IDENTITY:
+        for at in range(0, count, lanes(x)):
+            z = load(x, at)
+            t = exp2_any(absolute(z) * to_base_two, one, least)                      # e^-|z|
+            below = t - zero_below(t, z, zero)                                       # t where z < 0, else 0
+            gate = (zero_below(one, z, zero) + below) / (one + t)
+            if activation == SILU:
+                gate = gate * z
+            elif activation == NS_SIGMOID:
+                gate = half + half * gate
+            store(x, at, gate)
+
+
+@helper
+def apply_gate(y, one, acc, r, mode, out, h, i, c, count):
+    """out[h, i, c:c + count] = y[one, i, c:c + count] times or plus acc[r, :count], a panel or less."""
+    _, n, e = out.shape
+    whole = count // lanes(acc) * lanes(acc)
+    y_at, out_at = (one * n + i) * e + c, (h * n + i) * e + c
+    for w in range(0, whole, lanes(acc)):
+        x, gate = load(y, y_at + w), load(acc, r * acc.shape[1] + w)
+        store(out, out_at + w, x * gate if mode == 0 else x + gate)
+    for w in range(whole, count):
+        out[h, i, c + w] = y[one, i, c + w] * acc[r, w] if mode == 0 else y[one, i, c + w] + acc[r, w]
 
 
 @kernel
-def gate_blocks(y, y_of, gates, gate_of, bias, bias_of, seen, seen_of, activation, mode, out, first, step):
-    """out (h, n, e)."""
+def gate_blocks(y, y_of, x, x_of, panels, bias, w_of, seen, seen_of, activation, mode, out, first, step):
+    """out (h, n, e); a gate of one column is that of all e."""
     heads, n, e = out.shape
-    blocks = (n + ROWS - 1) // ROWS
-    gate = np.empty(whole_registers(max(gates.shape[2], bias.shape[1]), out), out.dtype)
-    several, zero = max(gates.shape[2], bias.shape[1]) > 1, out.dtype.type(0)
+    _, count, terms, width = panels.shape
+    g = bias.shape[1]
+    blocks = (n + BLOCK - 1) // BLOCK
+    block, acc = np.zeros((BLOCK, terms), out.dtype), np.empty((BLOCK, width), out.dtype)
+    zero = out.dtype.type(0)
     for task in range(first, heads * blocks, step):
-        h, i0 = task // blocks, task % blocks * ROWS
-        for i in range(i0, min(n, i0 + ROWS)):
-            activate_row(gates[gate_of[h], i], bias[bias_of[h]], gate, activation)
-            shows = seen[seen_of[h], i if seen.shape[1] > 1 else 0]
-            for c in range(e):
-                g = gate[c if several else 0]
-                x = y[y_of[h], i, c] * g if mode == 0 else y[y_of[h], i, c] + g
-                out[h, i, c] = x if shows else zero
+        h, i0 = task // blocks, task % blocks * BLOCK
+        rows = min(BLOCK, n - i0)
+        if rows < BLOCK:
+            copy_rows(x, x_of[h], i0, rows, block)
+        for p in range(count):
+            filled = min(width, g - p * width)
+            acc[:] = zero
+            for r in range(rows):
+                for w in range(filled):
+                    acc[r, w] = bias[w_of[h], p * width + w]
+            project_rows(x, x_of[h], i0, rows, block, panels, w_of[h], p, acc)
+            activate(acc, rows * width, activation)
+            for r in range(rows):
+                i, start, stop = i0 + r, p * width, (e if g == 1 else p * width + filled)
+                if not seen[seen_of[h], i if seen.shape[1] > 1 else 0]:
+                    out[h, i, start:stop] = zero
+                    continue
+                if g == 1:
+                    acc[r] = acc[r, 0]
+                for c in range(start, stop, width):
+                    apply_gate(y, y_of[h], acc, r, mode, out, h, i, c, min(width, stop - c))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnspec.numba_kernels.arrays import heads_of
+from attnspec.numba_kernels.arrays import heads_of, without_axes
 from attnspec.numba_kernels.exponential import LN_2, LOG2_E, exp2_row, range_of_row
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns, packed_rows, rows_product
@@ -107,7 +107,8 @@ def attend_pairs(q, k1, k2, v1, v2, seen: Seen, scale, *, enable_gqa=False, retu
         in_parallel(
             write_weights, heads * -(-n // size), size, queries, q_of, keys1, k1_of, packed, k2_of, *seeing, top, total, weights, work=work,
         )
-        weights = weights.reshape(*lead, n, m1, m2)
+        fronts = fronts[:2] + ([] if seen.mask is None else [seen.mask.shape[:-3]])
+        weights = without_axes(weights.reshape(*lead, n, m1, m2), np.broadcast_shapes(q.shape[:-2], *fronts), 3)
     return PairSums(out.reshape(*lead, n, e), top.reshape(*lead, n), total.reshape(*lead, n), weights)
 
 

@@ -34,7 +34,7 @@ def tensor_attention(q, k1, k2, v1, v2, *, k3=None, v3=None, scale=None, mask=No
     sums = attend_pairs(q, k1, k2, v1, v2, seen, tensor_scale(scale, q.shape[-1]), return_weights=return_weights)
     if sums.weights is None:
         return sums.out
-    return AttentionResult(sums.out, sums.weights.reshape(*sums.out.shape[:-1], *sizes))
+    return AttentionResult(sums.out, sums.weights.reshape(*sums.weights.shape[:-2], *sizes))
 
 
 @twin

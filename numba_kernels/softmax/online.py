@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from attnspec.numba_kernels.arrays import heads_of
+from attnspec.numba_kernels.arrays import heads_of, without_axes
 from attnspec.numba_kernels.jit import kernel
 from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.numba_kernels.twin import twin
@@ -24,12 +24,8 @@ def merge_attention_partials(m1, l1, o1, m2, l2, o2):
     given = [x for one in (m1, l1, m2, l2) for x in heads_of(one, lead, 0)] + [x for one in (o1, o2) for x in heads_of(one, lead, 1)]
     in_parallel(merge_rows, -(-rows // ROWS), *given, m, l, o, work=rows * e)
 
-    def first(x, shape):
-        """x (lead) without the copies along axes that `shape` does not have."""
-        x = x.reshape(lead)[(0,) * (len(lead) - len(shape))]
-        return x[tuple(slice(size) for size in shape)]
-
-    return AttentionPartial(first(m, of_m), first(l, of_l), o.reshape(*lead, e))
+    of_o = np.broadcast_shapes(of_m, o1.shape[:-1], o2.shape[:-1])
+    return AttentionPartial(*(without_axes(x.reshape(*lead, *x.shape[1:]), of, x.ndim - 1) for x, of in ((m, of_m), (l, of_l), (o, of_o))))
 
 
 @kernel

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnspec.numba_kernels.arrays import heads_of, leading_axes
+from attnspec.numba_kernels.arrays import heads_of, leading_axes, without_axes
 from attnspec.numba_kernels.exponential import LN_2, LOG2_E, exp2_row, range_of_row, tanh
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns, packed_rows, rows_product
@@ -354,11 +354,18 @@ def tiled_attention(q, k, v, *, signed=0, return_weights=False, return_lse=False
     call = flattened(q, k, v, **options)
     out, weights, lse, _ = forward(call, signed=signed, return_weights=return_weights, return_lse=return_lse)
     _, n, m, _, e = call.sizes
+    front = weights_axes(q, k, **options)
     return (
         out.reshape(*call.lead, n, e),
-        weights.reshape(*call.lead, n, m) if return_weights else None,
-        lse.reshape(*call.lead, n) if return_lse else None,
+        without_axes(weights.reshape(*call.lead, n, m), front) if return_weights else None,
+        without_axes(lse.reshape(*call.lead, n), front, 1) if return_lse else None,
     )
+
+
+def weights_axes(q, k, *, bias=None, mask=None, sink=None, enable_gqa=False, beside=(), **_):
+    """The leading axes of what does not depend on the values."""
+    front = leading_axes(q, k, k, bias, mask, *beside, enable_gqa=enable_gqa)
+    return front if sink is None else np.broadcast_shapes(front, sink.shape)
 
 
 def attention_result(q, k, v, *, return_weights=False, return_lse=False, **options):

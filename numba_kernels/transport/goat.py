@@ -5,7 +5,8 @@ Positions, waves, gates and the keys' own prior are computed in float64 and roun
 
 import numpy as np
 
-from attnspec.numba_kernels.softmax.tiles import FAR, flattened, forward
+from attnspec.numba_kernels.arrays import without_axes
+from attnspec.numba_kernels.softmax.tiles import FAR, flattened, forward, weights_axes
 from attnspec.numba_kernels.twin import twin
 from attnspec.reference.inputs import CAUSAL, MOST, AttentionResult, number, one_of, whole
 from attnspec.reference.transport.goat import AugmentedHeads
@@ -58,30 +59,36 @@ def frequencies(count, base):
     return base ** (-np.arange(count) / max(count - 1, 1))
 
 
+def sizes_of(x):
+    """|x| along the last axis in float64; no square overflows or vanishes."""
+    x = x.astype(np.float64)
+    top = np.max(np.abs(x), axis=-1, keepdims=True, initial=0.0)
+    unit = np.where((top == 0) | (top == np.inf), 1.0, top)
+    x /= unit
+    return np.where(top == np.inf, np.inf, unit * np.sqrt(np.einsum("...c,...c->...", x, x))[..., None])
+
+
 def augmented(q, k, a, b, u, gate_scale, gate_bias, starts, position_base, grid, cls):
-    """(q~, k~) whose plain products are the logits; arrays of float64 but q and k, in whose dtype they are returned."""
-    kind, (n, d), m = q.dtype, q.shape[-2:], k.shape[-2]
-    w = frequencies(a.shape[-1], float(number("position_base", position_base, above=0)))
+    """(q~, k~) whose plain products are the logits; what q and k give in their own dtype, the features in float64 and then rounded."""
+    (n, d), m, R = q.shape[-2:], k.shape[-2], a.shape[-1]
+    w = frequencies(R, float(number("position_base", position_base, above=0)))
     (cos_i, sin_i), (cos_j, sin_j) = (waves(start, count, w, grid, cls) for start, count in zip(starts, (n, m), strict=True))
-    taken = 2 * a.shape[-1] + (u is not None)
+    taken = 2 * R + (u is not None)
     if taken >= d:
         raise ValueError(f"a: expected fewer than {d} positional coordinates in heads of width {d}, got {taken} for {a.shape}")
     if (gate_scale is None) != (gate_bias is None):
         raise ValueError("gate_scale: expected together with gate_bias, got one of the two")
     content = d - taken
-    heads = q.shape[-3] // max(k.shape[-3], 1)
-    A, B = (np.repeat(x.astype(np.float64), heads, axis=0)[:, None, :] for x in (a, b))
-    g = np.ones((*q.shape[:-1], 1))
+    A, B = (np.repeat(x.astype(np.float64), q.shape[-3] // max(k.shape[-3], 1), axis=0)[:, None, :] for x in (a, b))
+    g = 1.0
     if gate_scale is not None:
-        size = np.sqrt(np.sum(q[..., :content].astype(np.float64) ** 2, axis=-1))
-        g = sigmoid(gate_bias[:, None].astype(np.float64) - softplus(gate_scale[:, None].astype(np.float64)) * size)[..., None]
-    queries, keys = np.empty(q.shape, kind), np.empty(k.shape, kind)
-    queries[..., :content] = q[..., :content] / np.sqrt(content)
-    keys[..., :content] = k[..., :content]
-    R = a.shape[-1]
-    queries[..., content : content + R] = g * (A * cos_i + B * sin_i)
-    queries[..., content + R : content + 2 * R] = g * (A * sin_i - B * cos_i)
-    keys[..., content : content + R], keys[..., content + R : content + 2 * R] = cos_j, sin_j
+        rate, bias = (x.astype(np.float64)[:, None, None] for x in (softplus(gate_scale.astype(np.float64)), gate_bias))
+        g = sigmoid(bias - rate * sizes_of(q[..., :content]))
+    even, odd = slice(content, content + R), slice(content + R, content + 2 * R)
+    queries, keys = np.empty(q.shape, q.dtype), np.empty(k.shape, k.dtype)
+    np.divide(q[..., :content], q.dtype.type(np.sqrt(content)), out=queries[..., :content])
+    queries[..., even], queries[..., odd] = g * (A * cos_i + B * sin_i), g * (A * sin_i - B * cos_i)
+    keys[..., :content], keys[..., even], keys[..., odd] = k[..., :content], cos_j, sin_j
     if u is not None:
         queries[..., -1:], keys[..., -1] = g, u
     return queries, keys
@@ -109,7 +116,7 @@ def goat_head_attention(
 
 
 def heads_attention(q, k, v, a, b, u, gate_scale, gate_bias, mask, causal, starts, position_base, grid, cls, return_weights):
-    """(out, weights or None) of the heads, the keys shared by groups of query heads."""
+    """(out, weights) of the heads, the keys shared by groups of query heads; weights only where they are asked for."""
     if u is not None and np.isneginf(u).any():
         impossible = np.repeat(np.isneginf(u), q.shape[-3] // max(k.shape[-3], 1), axis=0)[:, None, :]
         mask = ~impossible if mask is None else mask & ~impossible
@@ -119,7 +126,9 @@ def heads_attention(q, k, v, a, b, u, gate_scale, gate_bias, mask, causal, start
     call = call._replace(high=FAR if causal is False else starts[0] - starts[1])
     out, weights, _, _ = forward(call, return_weights=return_weights)
     _, n, m, _, e = call.sizes
-    return out.reshape(*call.lead, n, e), weights.reshape(*call.lead, n, m) if return_weights else None
+    if return_weights:
+        weights = without_axes(weights.reshape(*call.lead, n, m), weights_axes(q, k, mask=mask, enable_gqa=True))
+    return out.reshape(*call.lead, n, e), weights
 
 
 def key_prior(m, start, w1, b1, w2, b2, gain, bump, recency, prior_scale, absolute_base, training_length, grid, cls):

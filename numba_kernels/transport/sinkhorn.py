@@ -1,40 +1,87 @@
-"""Twin of reference/transport/sinkhorn.py. Logits X = S log2(e) / eps and potentials are kept in base 2, in the arrays' dtype.
+"""Twin of reference/transport/sinkhorn.py. Logits S log2(e) / eps and potentials are kept in the arrays' dtype, sums of exponentials
+within a safe range, so that no problem overflows.
 
 Streaming: each half-step is one pass of softmax tiles that keeps nothing but the log-sum-exp, with the other side's potential as a bias;
-the last is fused with the values. Memory of order n + m.
+the last is fused with the values. Memory of order n + m. With a scratch matrix of a head's logits (taken up to SCRATCH_BYTES), a row step
+and the column step after it are one pass over it (sinkhorn_tiles.py). Gradients go through the half-steps again, a block of rows at a time
+(sinkhorn_backward.py).
 
-With a scratch matrix X of one head (taken up to SCRATCH_BYTES), a row step and the column step after it are one pass over it, and one
-exponential an entry:
-
-    top, total of X_i + v           W_ij = 2^(X_ij + v_j - top) / total      u_i = -log2 n - top - log2 total
-    columns_j = sum_i W_ij          v_j <- v_j + log2 nu_j - log2(columns_j / n)
-
-A column whose sum is too small for float32 is summed again on its own, its largest term taken out.
+|q - k|^2 is |q|^2 - 2 <q, k> + |k|^2 around the mean of the keys: far from the origin the squares would swallow their difference. Queries
+or keys with infinities in them take the way of the plan, where each entry's visibility is known.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from attnspec.numba_kernels.arrays import heads_of
-from attnspec.numba_kernels.exponential import LN_2, LOG2_E, exp2_row, range_of_row
-from attnspec.numba_kernels.jit import helper, kernel
-from attnspec.numba_kernels.matrix import packed_columns, packed_rows, panel_width, rows_product
+from attnspec.numba_kernels.arrays import heads_of, without_axes
+from attnspec.numba_kernels.exponential import LN_2, LOG2_E
+from attnspec.numba_kernels.matrix import packed_columns, packed_rows, panel_width
 from attnspec.numba_kernels.parallel import in_parallel
-from attnspec.numba_kernels.simd import lanes, load, splat, store
-from attnspec.numba_kernels.softmax.tiles import FAR, QUERIES, attend_blocks, chunks_finite, copy_rows
+from attnspec.numba_kernels.softmax.tiles import FAR, QUERIES, attend_blocks, chunks_finite
+from attnspec.numba_kernels.transport.sinkhorn_backward import Steps, plan_gradient, qkv_gradients
+from attnspec.numba_kernels.transport.sinkhorn_tiles import ROWS, Potentials, logits, plan_rows, scaled_scores
 from attnspec.numba_kernels.twin import twin
-from attnspec.reference.inputs import AttentionResult, default_scale, number, one_of, whole
+from attnspec.reference.inputs import AttentionResult, default_scale, number, one_of, sum_to_shape, whole
+from attnspec.reference.softmax.scaled_dot_product import AttentionGradients
 from attnspec.reference.transport.sinkhorn import SinkhornPlan
 
 COSTS = ("dot", "squared_distance")
 SCALINGS = ("rows", "cols", "none")
 MARGINALS = ("valid", "all")
+GRADIENTS = ("unrolled", "detached", "implicit")
+LACKS = {"gradient=implicit": "it solves a dense system of n + m unknowns, which is NumPy's work in the reference"}
 
 SCRATCH_BYTES = 2**28        # the largest matrix of one head that is kept; a larger problem is streamed
 GROUP_BYTES = 2**24          # heads are taken together up to so much, which stays in the last cache
-ROWS = 64                    # of a task: no chain of more than 64 terms in the sums of columns
+
+
+class Options(NamedTuple):
+    """The options of a transport problem, checked."""
+
+    steps: int
+    eps: float
+    key_marginal: str
+    tol: float | None = None
+    cost: str = "dot"
+    output_scaling: str = "rows"
+
+    @classmethod
+    def checked(cls, n_iters, eps, key_marginal, tol=None, cost="dot", output_scaling="rows"):
+        eps = float(number("eps", eps, above=0, finite=True))
+        one_of("key_marginal", key_marginal, MARGINALS)
+        one_of("cost", cost, COSTS)
+        one_of("output_scaling", output_scaling, SCALINGS)
+        steps = whole("n_iters", n_iters, least=1)
+        tol = None if tol is None else float(number("tol", tol, least=0))
+        return cls(steps, eps, str(key_marginal), tol, str(cost), str(output_scaling))
+
+
+def refuse_causal(causal):
+    if causal is not False:
+        raise ValueError(f"causal: expected False, got {causal!r}; the only doubly stochastic lower-triangular matrix is the identity")
+
+
+def refuse_implicit(gradient):
+    if one_of("gradient", gradient, GRADIENTS) == "implicit":
+        raise ValueError(f"gradient: 'implicit' has no twin, as {LACKS['gradient=implicit']}")
+
+
+def valid_keys(key_mask, m):
+    """A key mask with its axis of keys."""
+    return np.ones(m, np.bool_) if key_mask is None else np.broadcast_to(key_mask, np.broadcast_shapes(key_mask.shape, (m,)))
+
+
+def key_counts(masks, mask_of, heads, m, key_marginal):
+    """How many keys share the mass of the columns, (heads,) whole numbers, at least 1."""
+    counted = masks.size and key_marginal == "valid"
+    return np.maximum(masks[mask_of, 0].sum(axis=-1) if counted else np.full(heads, m), 1)
+
+
+def logs_of_marginals(n, columns, kind):
+    """Natural logarithms of 1/n and of 1/columns (heads,)."""
+    return -np.log(kind.type(max(n, 1))), -np.log(columns.astype(kind))
 
 
 # --- attention -----------------------------------------------------------------------------------------------------------------------
@@ -46,51 +93,39 @@ def sinkhorn_attention(
     causal=False, return_weights=False,
 ):
     """Sinkhorn attention of q (..., n, d) over k (..., m, d), v (..., m, e); the parameters are those of the reference."""
-    if causal is not False:
-        raise ValueError(f"causal: expected False, got {causal!r}; the only doubly stochastic lower-triangular matrix is the identity")
+    refuse_causal(causal)
     out, weights = attention(q, k, v, n_iters=n_iters, eps=eps, scale=scale, cost=cost, output_scaling=output_scaling, key_mask=key_mask,
                              key_marginal=key_marginal, tol=tol, return_weights=return_weights)
     return AttentionResult(out, weights) if return_weights else out
 
 
-class Passes(NamedTuple):
-    """Both sides of an attention, packed once, for passes of softmax tiles in either direction. Potentials are natural."""
+def attention(
+    q, k, v, *, n_iters=3, eps=1.0, scale=None, cost="dot", output_scaling="rows", key_mask=None, key_marginal="valid", tol=None,
+    return_weights=False, scratch_bytes=SCRATCH_BYTES,
+):
+    """(out, weights or None) of Sinkhorn attention; a head's scratch matrix is kept up to scratch_bytes, 0 streams always."""
+    options = Options.checked(n_iters, eps, key_marginal, tol, cost, output_scaling)
+    scale = float(default_scale(scale, q))
+    problem = Problem.of(q, k, scale, key_mask, options)
+    if problem is None:
+        return attention_of_scores(q, k, v, scale, key_mask, options, return_weights)
+    (n, e), m = (q.shape[-2], v.shape[-1]), k.shape[-2]
+    lead = np.broadcast_shapes(problem.lead, v.shape[:-2])
+    of = np.broadcast_to(np.arange(problem.heads).reshape(problem.lead), lead).reshape(-1)     # values may have more heads than scores
 
-    q: Any
-    k: Any
-    v: np.ndarray                  # (b, m, e)
-    v_of: np.ndarray
-    mask: np.ndarray               # (b, 1, m) of the keys, or without entries
-    mask_of: np.ndarray
-    scale: np.floating             # scale / eps
-    heads: int
-
-    def lse(self, towards_keys: bool, potential: np.ndarray) -> np.ndarray:
-        """Log-sum-exp over the keys (heads, n), or over the queries (heads, m), with a potential added to what is summed over."""
-        one, other = (self.q, self.k) if towards_keys else (self.k, self.q)
-        rows, columns, kind = one.array.shape[1], other.array.shape[1], potential.dtype
-        out, lse = np.empty((self.heads, rows, 0), kind), np.empty((self.heads, rows), kind)
-        nothing = np.empty((1, 0, columns, panel_width(kind)), kind)
-        mask = self.mask if towards_keys else np.swapaxes(self.mask, -1, -2)
-        self.run(one, other, nothing, np.zeros(self.heads, np.int64), np.ones((1, columns), np.bool_), potential, mask, out, lse,
-                 np.empty((0, 0, 0), kind))
-        return lse
-
-    def attend(self, potential: np.ndarray, return_weights: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Softmax attention with a potential of the keys: out (heads, n, e), lse (heads, n), weights."""
-        n, m, kind = self.q.array.shape[1], self.k.array.shape[1], potential.dtype
-        out, lse = np.empty((self.heads, n, self.v.shape[-1]), kind), np.empty((self.heads, n), kind)
-        weights = np.empty((self.heads, n, m) if return_weights else (0, 0, 0), kind)
-        self.run(self.q, self.k, packed_columns(self.v), self.v_of, chunks_finite(self.v), potential, self.mask, out, lse, weights)
-        return out, lse, weights
-
-    def run(self, one, other, values, v_of, finite, potential, mask, out, lse, weights):
-        kind, everyone = potential.dtype, np.arange(self.heads)
-        in_parallel(
-            attend_blocks, self.heads * -(-one.array.shape[1] // QUERIES), one.array, one.of, other.panels, other.of, other.array.shape[1],
-            values, v_of, finite, potential[:, None], everyone, mask, self.mask_of, np.zeros(0, kind), self.scale, kind.type(0), -FAR, FAR,
-            0, out, lse, np.empty((0, 0, 0), kind), weights, work=self.heads * one.array.shape[1] * other.array.size,
-        )
+    taken, u, potential = solve(problem, scratch_bytes)
+    out, lse, weights = attend(problem, of, *heads_of(v, lead), potential, return_weights)
+    factor = {"rows": max(n, 1), "cols": problem.columns[of], "none": 1}[options.output_scaling]
+    if taken % 2 == 0:
+        share = np.exp(np.where(np.isneginf(lse), 0, lse + u[of])) * np.reshape(factor, (-1, 1))
+    else:                                                          # the rows of the plan sum to 1/n, those of `out` to 1
+        share = np.reshape(factor, (-1, 1)) / max(n, 1)
+    if taken % 2 == 0 or options.output_scaling != "rows":
+        share = share[..., None].astype(out.dtype)
+        out *= share
+        weights = np.where(weights == 0, weights, weights * share) if return_weights else weights      # hidden where a row is NaN
+    out = out.reshape(*lead, n, e)
+    return out, without_axes(weights.reshape(*lead, n, m), problem.lead) if return_weights else None
 
 
 class Side(NamedTuple):
@@ -101,201 +136,193 @@ class Side(NamedTuple):
     panels: np.ndarray
 
 
-def attention(
-    q, k, v, *, n_iters=3, eps=1.0, scale=None, cost="dot", output_scaling="rows", key_mask=None, key_marginal="valid", tol=None,
-    return_weights=False, scratch_bytes=SCRATCH_BYTES,
-):
-    """(out, weights or None) of Sinkhorn attention; a head's scratch matrix is kept up to scratch_bytes, 0 streams always."""
-    steps = whole("n_iters", n_iters, least=1)
-    eps = number("eps", eps, above=0, finite=True)
-    tol = None if tol is None else number("tol", tol, least=0)
-    one_of("cost", cost, COSTS)
-    one_of("output_scaling", output_scaling, SCALINGS)
-    one_of("key_marginal", key_marginal, MARGINALS)
-    scale = float(default_scale(scale, q))
-    kind, n, m = q.dtype, q.shape[-2], k.shape[-2]
-    lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], () if key_mask is None else key_mask.shape[:-1])
-    heads = math.prod(lead)
-    queries, keys = (Side(array, of, packed_rows(array)) for array, of in (heads_of(q, lead), heads_of(k, lead)))
-    valid = np.zeros((0, 1, 1), np.bool_) if key_mask is None else np.broadcast_to(key_mask, np.broadcast_shapes(key_mask.shape, (m,)))
-    masks, mask_of = (valid, np.zeros(heads, np.int64)) if key_mask is None else heads_of(valid[..., None, :], lead)
-    columns = np.full((1, 1), m) if key_mask is None or key_marginal == "all" else masks[mask_of, 0].sum(axis=-1, keepdims=True)
-    log_mu, log_nu = -np.log(kind.type(max(n, 1))), -np.log(np.maximum(columns, 1).astype(kind))
-    twice = 2 if cost == "squared_distance" else 1
-    passes = Passes(queries, keys, *heads_of(v, lead), masks, mask_of, kind.type(twice * scale / eps), heads)
+class Problem(NamedTuple):
+    """The scores of an attention, their heads flattened, and what a solution needs of them. Potentials are natural, in units of eps."""
 
-    # -|q - k|^2 = 2 <q, k> - |q|^2 - |k|^2: of the squares, the keys' are where their potential starts, the queries' go into u.
-    start, of_u = np.zeros((heads, m), kind), np.zeros((heads, n), kind)
-    if cost == "squared_distance":
-        start = (-scale / eps * np.sum(keys.array.astype(np.float64) ** 2, axis=-1)).astype(kind)[keys.of]
-        of_u = (scale * np.sum(queries.array.astype(np.float64) ** 2, axis=-1)).astype(kind)[queries.of]
+    lead: tuple[int, ...]
+    q: Side
+    k: Side
+    mask: np.ndarray               # (b, 1, m) of the keys, or without entries
+    mask_of: np.ndarray
+    scale: np.floating             # of the products of q and k, divided by eps
+    columns: np.ndarray            # (heads,) the keys that share the columns' mass
+    start: np.ndarray              # (heads, m) potentials of the keys at the start
+    of_u: np.ndarray               # (heads, n) what of the scores is in no product, and u takes up
+    options: Options
 
-    taken, u, potential = solve_by(passes, start, of_u, log_mu, log_nu, steps, tol, eps, scratch_bytes)
-    out, lse, weights = passes.attend(potential, return_weights)
-    factor = {"rows": n, "cols": np.maximum(columns, 1), "none": 1}[output_scaling]
-    if taken % 2:                                                  # rows sum to 1/n
-        share = np.full((1, 1), factor / max(n, 1), kind) if np.ndim(factor) == 0 else (factor / max(n, 1)).astype(kind)
-    else:
-        share = (np.exp(np.where(np.isneginf(lse), 0, lse + u)) * factor).astype(kind)
-    if output_scaling != "rows" or taken % 2 == 0:
-        out *= share[..., None]
-        weights *= share[..., None] if return_weights else kind.type(1)
-    return out.reshape(*lead, n, v.shape[-1]), weights.reshape(*lead, n, m) if return_weights else None
-
-
-def solve_by(passes, start, of_u, log_mu, log_nu, steps, tol, eps, scratch_bytes):
-    """Half-steps taken, and the potentials u (heads, n) and v (heads, m) with which the last of them is to be made or has been made.
-
-    After an odd number of half-steps v is what the last row step needs, and u is not used.
-    """
-    n, m, kind = passes.q.array.shape[1], passes.k.array.shape[1], start.dtype
-    matrix = n * m * kind.itemsize
-    if steps > 1 and 0 < matrix <= scratch_bytes:
-        return solve_with_scratch(passes, start, of_u, log_mu, log_nu, steps, tol, eps)
-    u, v = np.zeros((passes.heads, n), kind), start.copy()
-    for t in range(steps):
-        if t % 2:
-            lse = passes.lse(False, u)
-            v = np.where(np.isneginf(lse), 0, log_nu - lse)
-        elif t < steps - 1 or tol is not None:
-            lse = passes.lse(True, v)
-            new = np.where(np.isneginf(lse), 0, log_mu - lse)
-            change = eps * np.abs(new + (of_u / kind.type(eps) if t == 0 else -u))
-            u = new
-            if tol is not None and change.size and np.mean(change.sum(axis=-1, dtype=np.float64)) < tol:
-                return t + 1, u, v
-    return steps, u, v
-
-
-def solve_with_scratch(passes, start, of_u, log_mu, log_nu, steps, tol, eps):
-    """`solve_by` with the logits of a few heads at a time in memory; all heads together where `tol` looks at all of them."""
-    n, m, kind = passes.q.array.shape[1], passes.k.array.shape[1], start.dtype
-    group = passes.heads if tol is not None else max(1, GROUP_BYTES // (n * m * kind.itemsize))
-    u, v = np.zeros((passes.heads, n), kind), start.copy()
-    log_nu = np.broadcast_to(log_nu, (passes.heads, 1))
-    width = panel_width(kind)
-    X = np.empty((min(group, passes.heads), n, -(-m // width) * width), kind)
-    taken = steps
-    for first in range(0, passes.heads, group):
-        some = slice(first, min(first + group, passes.heads))
-        heads = np.arange(passes.heads)[some]
-        in_parallel(logits, len(heads) * -(-n // QUERIES), passes.q.array, passes.q.of[some], passes.k.panels, passes.k.of[some], m,
-                    passes.mask, passes.mask_of[some], passes.scale, X, work=len(heads) * n * passes.k.array.size)
-        potentials = Potentials.of(X, len(heads), m, v[some] * kind.type(LOG2_E))
-        for t in range(0, steps - (steps % 2 and tol is None), 2):
-            change = potentials.step(X, log_mu * kind.type(LOG2_E), log_nu[some] * kind.type(LOG2_E), 1.0, columns=t + 1 < steps)
-            change = (potentials.u if t == 0 else change) * kind.type(LN_2 * eps) + (of_u[some] if t == 0 else kind.type(0))
-            if tol is not None and change.size and np.mean(np.abs(change).sum(axis=-1, dtype=np.float64)) < tol:
-                taken = t + 1
-                potentials.v[:] = potentials.v_before
-                break
-        u[some], v[some] = potentials.u * kind.type(LN_2), potentials.v[:, :m] * kind.type(LN_2)
-    return taken, u, v
-
-
-@kernel
-def logits(q, q_of, keys, k_of, m, mask, mask_of, scale, X, first, step):
-    """X (heads, n, whole panels) = scale q k^T log2(e), -inf at keys that are masked and beyond the last."""
-    _, n, d = q.shape
-    stop, width = X.shape[2], keys.shape[3]
-    heads, blocks = q_of.size, (n + QUERIES - 1) // QUERIES
-    block, S = np.zeros((QUERIES, d), q.dtype), np.empty((QUERIES, stop), q.dtype)
-    for task in range(first, heads * blocks, step):
-        h, i0 = task // blocks, task % blocks * QUERIES
-        rows = min(QUERIES, n - i0)
-        copy_rows(q, q_of[h], i0, rows, block)
-        rows_product(block, rows, keys, k_of[h] * keys.shape[1] * d * width, d * width, 0, keys.shape[1], d, S, stop,
-                     q.dtype.type(scale * LOG2_E))
-        for r in range(rows):
-            for j in range(m):
-                hidden = mask.size > 0 and not mask[mask_of[h], 0, j]
-                X[h, i0 + r, j] = q.dtype.type(-np.inf) if hidden else S[r, j]
-            for j in range(m, stop):
-                X[h, i0 + r, j] = -np.inf
-
-
-# --- half-steps on a matrix ----------------------------------------------------------------------------------------------------------
-
-
-class Potentials:
-    """The potentials u (heads, n) and v (heads, whole registers of m) of logits X in base 2, and what a row step leaves of v."""
-
-    def __init__(self, u, v, m):
-        self.u, self.v, self.m = u, v, m
-        self.v_before = v.copy()
+    @property
+    def heads(self):
+        return math.prod(self.lead)
 
     @classmethod
-    def of(cls, X, heads, m, v):
-        padded = np.zeros((heads, X.shape[2]), X.dtype)
-        padded[:, :m] = v
-        return cls(np.zeros((heads, X.shape[1]), X.dtype), padded, m)
-
-    def step(self, X, log_mu, log_nu, relaxation, columns=True):
-        """A row step, and unless told otherwise the column step after it; returns the change of u."""
-        heads, n = self.u.shape
-        tasks = -(-n // ROWS)
-        before = self.u.copy()
-        sums = np.empty((heads, tasks, X.shape[2]), X.dtype)
-        in_parallel(row_step, heads * tasks, X, self.v, X.dtype.type(log_mu), self.u, sums, work=20 * heads * X[0].size)
-        self.v_before[:] = self.v
-        if columns:
-            in_parallel(column_step, heads, X, self.u, sums, X.dtype.type(log_mu), log_nu[:, 0], X.dtype.type(relaxation), self.m, self.v,
-                        work=10 * sums.size)
-        return self.u - before
-
-
-@helper
-def shifted_row(row, stop, potential, out):
-    """out = row + potential."""
-    for j in range(0, stop, lanes(row)):
-        store(out, j, load(row, j) + load(potential, j))
-
-
-@kernel
-def row_step(X, v, log_mu, u, sums, first, step):
-    """u (h, n), and for each task of ROWS rows the sums (h, tasks, m) over its normalised rows. A row without mass keeps its u."""
-    heads, tasks, stop = sums.shape
-    n, kind = u.shape[1], u.dtype.type
-    row = np.empty(stop, u.dtype)
-    for task in range(first, heads * tasks, step):
-        h, part = task // tasks, task % tasks
-        columns = sums[h, part]
-        columns[:] = kind(0)
-        for i in range(part * ROWS, min(n, (part + 1) * ROWS)):
-            shifted_row(X[h, i], stop, v[h], row)
-            smallest, top = range_of_row(row, 0, stop)
-            total = exp2_row(row, 0, stop, top if top > -np.inf else kind(0), smallest)
-            if total == 0:
-                continue
-            u[h, i] = log_mu - (top + np.log2(total))
-            share = splat(kind(1) / total, row)
-            for j in range(0, stop, lanes(row)):
-                store(columns, j, load(columns, j) + load(row, j) * share)
+    def of(cls, q, k, scale, key_mask, options):
+        """The problem, or None where an infinity may be seen."""
+        m, kind = k.shape[-2], q.dtype
+        lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], () if key_mask is None else key_mask.shape[:-1])
+        (queries, q_of), (keys, k_of) = heads_of(q, lead), heads_of(k, lead)
+        masks, mask_of = np.zeros((0, 1, m), np.bool_), np.zeros(math.prod(lead), np.int64)
+        if key_mask is not None:
+            masks, mask_of = heads_of(valid_keys(key_mask, m)[..., None, :], lead)
+        if not np.isfinite(keys).all() and masks.size:             # whatever stands at a masked key
+            keys, k_of = np.where(masks[mask_of, 0][..., None], keys[k_of], kind.type(0)), np.arange(len(k_of))
+        if any(np.isinf(x).any() for x in (queries, keys) if not np.isfinite(x).all()):
+            return None
+        squares = options.cost == "squared_distance"
+        if squares:
+            queries, keys = around(middle(keys), queries, keys)
+        start, of_u = np.zeros((len(k_of), m), kind), np.zeros((len(k_of), q.shape[-2]), kind)
+        if squares:
+            start = (-scale / options.eps * np.sum(np.square(keys, dtype=np.float64), axis=-1)).astype(kind)[k_of]
+            of_u = (scale / options.eps * np.sum(np.square(queries, dtype=np.float64), axis=-1)).astype(kind)[q_of]
+        factor = kind.type((2 if squares else 1) * scale / options.eps)
+        columns = key_counts(masks, mask_of, len(k_of), m, options.key_marginal)
+        return cls(lead, Side(queries, q_of, packed_rows(queries)), Side(keys, k_of, packed_rows(keys)), masks, mask_of, factor, columns,
+                   start, of_u, options)
 
 
-@kernel
-def column_step(X, u, sums, log_mu, log_nu, relaxation, m, v, first, step):
-    """v (h, m) <- relaxation (v + log2 nu - log2 sum_i 2^(X_ij + u_i + v_j)); 0 where no row reaches the column."""
-    heads, tasks, _ = sums.shape
-    n, kind = u.shape[1], u.dtype.type
-    for h in range(first, heads, step):
-        for j in range(m):
-            total = kind(0)
-            for part in range(tasks):
-                total += sums[h, part, j]
-            if total < kind(2.0**-60):                     # too small to be exact, or none at all
-                top = kind(-np.inf)
-                for i in range(n):
-                    top = max(top, X[h, i, j] + u[h, i])
-                if top == -np.inf:
-                    v[h, j] = kind(0)
-                    continue
-                total = kind(0)
-                for i in range(n):
-                    total += np.exp2(X[h, i, j] + u[h, i] - top)
-                v[h, j] = relaxation * (log_nu[h] - (top + np.log2(total)))
-            else:
-                v[h, j] = relaxation * (v[h, j] + (log_nu[h] - log_mu) - np.log2(total))
+def middle(keys):
+    """The mean (d,) of keys (b, m, d) in float64, NaN left out."""
+    seen = np.isfinite(keys)
+    return np.sum(keys, axis=(0, 1), where=seen, dtype=np.float64) / np.maximum(seen.sum(axis=(0, 1)), 1)
+
+
+def around(centre, *arrays):
+    return (np.subtract(x, centre).astype(x.dtype) for x in arrays)
+
+
+def attend(problem, of, v, v_of, potential, return_weights):
+    """Softmax attention with a potential of the keys: out, lse (heads, n), weights; `of` is the head of the problem that a head uses."""
+    (n, m), kind, heads = (problem.q.array.shape[1], problem.k.array.shape[1]), potential.dtype, len(of)
+    out, lse = np.empty((heads, n, v.shape[-1]), kind), np.empty((heads, n), kind)
+    weights = np.empty((heads, n, m) if return_weights else (0, 0, 0), kind)
+    run(problem, problem.q, problem.k, of, packed_columns(v), v_of, chunks_finite(v), potential, problem.mask, out, lse, weights)
+    return out, lse, weights
+
+
+def log_sum_exp(problem, towards_keys, potential):
+    """Log-sum-exp over the keys (heads, n), or over the queries (heads, m), with a potential added to what is summed over."""
+    one, other = (problem.q, problem.k) if towards_keys else (problem.k, problem.q)
+    rows, columns, kind, heads = one.array.shape[1], other.array.shape[1], potential.dtype, problem.heads
+    lse, nothing = np.empty((heads, rows), kind), np.empty((1, 0, columns, panel_width(kind)), kind)
+    mask = problem.mask if towards_keys else np.swapaxes(problem.mask, -1, -2)
+    run(problem, one, other, np.arange(heads), nothing, np.zeros(heads, np.int64), np.ones((1, columns), np.bool_), potential, mask,
+        np.empty((heads, rows, 0), kind), lse, np.empty((0, 0, 0), kind))
+    return lse
+
+
+def run(problem, one, other, of, values, v_of, finite, potential, mask, out, lse, weights):
+    kind = potential.dtype
+    in_parallel(
+        attend_blocks, len(of) * -(-one.array.shape[1] // QUERIES), one.array, one.of[of], other.panels, other.of[of],
+        other.array.shape[1], values, v_of, finite, potential[:, None], of, mask, problem.mask_of[of], np.zeros(0, kind), problem.scale,
+        kind.type(0), -FAR, FAR, 0, out, lse, np.empty((0, 0, 0), kind), weights,
+        work=len(of) * one.array.shape[1] * math.prod(other.array.shape[1:]),
+    )
+
+
+# --- potentials ----------------------------------------------------------------------------------------------------------------------
+
+
+class Trail(NamedTuple):
+    """The potentials after each row step and around each column step, which gradients go back along."""
+
+    u: np.ndarray                  # (row steps, heads, n)
+    v: np.ndarray                  # (1 + row steps, heads, m)
+
+
+def solve(problem, scratch_bytes=SCRATCH_BYTES, trail=None):
+    """Half-steps taken, and the potentials u (heads, n) and v (heads, m) with which the last of them is to be made or has been made.
+
+    After an odd number of half-steps v is what the last row step needs; u is not used, and only a trail makes that step.
+    """
+    n, m, kind, options = problem.q.array.shape[1], problem.k.array.shape[1], problem.start.dtype, problem.options
+    matrix = n * m * kind.itemsize * (problem.heads if options.tol is not None else 1)
+    if options.steps > 1 and 0 < matrix <= scratch_bytes:
+        return solve_with_scratch(problem, trail)
+    log_mu, log_nu = logs_of_marginals(n, problem.columns, kind)
+    u, v = np.zeros((problem.heads, n), kind), problem.start.copy()
+    for t in range(options.steps):
+        if t % 2:
+            lse = log_sum_exp(problem, False, u)
+            v = np.where(np.isneginf(lse), kind.type(0), log_nu[:, None] - lse)
+        elif t < options.steps - 1 or trail:
+            lse = log_sum_exp(problem, True, v)
+            new = np.where(np.isneginf(lse), kind.type(0), log_mu - lse)
+            if small_change(new + problem.of_u if t == 0 else new - u, options):
+                return t + 1, u, v
+            u = new
+        if trail:
+            trail.u[t // 2], trail.v[t // 2 + t % 2] = u, v
+    return options.steps, u, v
+
+
+def small_change(change, options):
+    """Whether a row step that changed u by so much, in units of eps, is the last."""
+    if options.tol is None or not change.size:
+        return options.tol is not None and options.tol > 0.0
+    return bool(np.mean(options.eps * np.abs(change).sum(axis=-1, dtype=np.float64)) < options.tol)
+
+
+def solve_with_scratch(problem, trail=None):
+    """`solve` with the logits of a few heads at a time in memory; all heads together where `tol` looks at all of them."""
+    n, m, kind, options = problem.q.array.shape[1], problem.k.array.shape[1], problem.start.dtype, problem.options
+    group = problem.heads if options.tol is not None else max(1, GROUP_BYTES // (n * m * kind.itemsize))
+    u, v = np.zeros((problem.heads, n), kind), problem.start.copy()
+    log_mu, log_nu = (x * kind.type(LOG2_E) for x in logs_of_marginals(n, problem.columns, kind))
+    X = np.empty((min(group, problem.heads), n, problem.k.panels.shape[1] * panel_width(kind)), kind)
+    in_base_two, natural = kind.type(LOG2_E), kind.type(LN_2)
+    for first in range(0, problem.heads, group):
+        some = slice(first, min(first + group, problem.heads))
+        in_parallel(logits, (some.stop - first) * -(-n // QUERIES), problem.q.array, problem.q.of[some], problem.k.panels,
+                    problem.k.of[some], m, problem.mask, problem.mask_of[some], kind.type(problem.scale * LOG2_E), X,
+                    work=(some.stop - first) * n * m * problem.k.array.shape[2])
+        potentials = Potentials(X, v[some] * in_base_two)
+        for t in range(0, options.steps - (options.steps % 2 and not trail), 2):
+            change = potentials.step(X, log_mu, log_nu[some], columns=t + 1 < options.steps)
+            change = (potentials.u * natural + problem.of_u[some]) if t == 0 else change * natural
+            if small_change(change, options):
+                return t + 1, u, potentials.v_before[:, :m] * natural
+            if trail:
+                trail.u[t // 2, some] = potentials.u * natural
+                trail.v[t // 2, some], trail.v[t // 2 + 1, some] = (x[:, :m] * natural for x in (potentials.v_before, potentials.v))
+        u[some], v[some] = potentials.u * natural, potentials.v[:, :m] * natural
+    return options.steps, u, v
+
+
+# --- scores --------------------------------------------------------------------------------------------------------------------------
+
+
+def scores_of(q, k, scale, cost):
+    """Scores S (..., n, m), a feature at a time for squared distances."""
+    if cost == "dot":
+        return scale * (q @ np.swapaxes(k, -1, -2))
+    total = sum(np.square(q[..., :, None, c] - k[..., None, :, c]) for c in range(q.shape[-1]))
+    return -scale * total if q.shape[-1] else np.zeros((*np.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2]))
+
+
+def seen_sums(A, x, visible):
+    """A @ x for A (..., n, m) and x (..., m, e), in which nothing of an unseen entry of x arrives, NaN and infinity included."""
+    columns = [np.sum(A * np.where(visible, x[..., None, :, c], 0), axis=-1) for c in range(x.shape[-1])]
+    shape = (*np.broadcast_shapes(A.shape[:-2], x.shape[:-2]), A.shape[-2], 0)
+    return np.stack(columns, axis=-1).astype(x.dtype) if columns else np.zeros(shape, x.dtype)
+
+
+def attention_of_scores(q, k, v, scale, key_mask, options, return_weights):
+    """`attention` by way of the plan, for scores among which are infinities."""
+    S = scores_of(q, k, scale, options.cost).astype(q.dtype)
+    found = plan(S, key_mask, options)
+    A = (found.plan * output_factor(q, k, key_mask, options)).astype(q.dtype)
+    return seen_sums(A, v, ~np.isneginf(S) & valid_keys(key_mask, k.shape[-2])[..., None, :]), A if return_weights else None
+
+
+def output_factor(q, k, key_mask, options):
+    """c of A = c P, (..., 1, 1)."""
+    n, m = q.shape[-2], k.shape[-2]
+    if options.output_scaling == "cols":
+        valid = valid_keys(key_mask, m)
+        counts = valid.sum(axis=-1) if options.key_marginal == "valid" else np.asarray(m)
+        return np.maximum(counts, 1)[..., None, None].astype(q.dtype)
+    return np.full((1, 1), max(n, 1) if options.output_scaling == "rows" else 1, q.dtype)
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------------------------
@@ -304,81 +331,141 @@ def column_step(X, u, sums, log_mu, log_nu, relaxation, m, v, first, step):
 @twin
 def sinkhorn_plan(scores, *, n_iters=3, eps=1.0, key_mask=None, key_marginal="valid", tol=None, return_info=False):
     """Transport plan P (..., n, m) of scores S (..., n, m); the parameters are those of the reference."""
-    result = plan(scores, n_iters, eps, key_mask, key_marginal, tol, np.inf)
+    result = plan(scores, key_mask, Options.checked(n_iters, eps, key_marginal, tol))
     return result if return_info else result.plan
 
 
-def plan(scores, n_iters, eps, key_mask, key_marginal, tol, rho) -> SinkhornPlan:
-    """The SinkhornPlan of a transport problem, its columns relaxed where rho is finite; all heads at a time."""
-    eps = number("eps", eps, above=0, finite=True)
-    one_of("key_marginal", key_marginal, MARGINALS)
-    steps = whole("n_iters", n_iters, least=1)
-    tol = None if tol is None else number("tol", tol, least=0)
-    kind, (n, m) = scores.dtype, scores.shape[-2:]
-    valid = np.ones(m, bool) if key_mask is None else np.broadcast_to(key_mask, np.broadcast_shapes(key_mask.shape, (m,)))
-    lead = np.broadcast_shapes(scores.shape[:-2], valid.shape[:-1])
-    heads, width = math.prod(lead), panel_width(kind)
-    S, S_of = heads_of(scores, lead)
-    masks, mask_of = heads_of(valid[..., None, :], lead)
-    columns = masks[mask_of, 0].sum(axis=-1, keepdims=True) if key_marginal == "valid" else np.full((heads, 1), m)
-    log_mu, log_nu = -np.log2(kind.type(max(n, 1))), -np.log2(np.maximum(columns, 1).astype(kind))
-    relaxation = 1.0 if np.isinf(rho) else rho / (rho + eps)
+class Scores(NamedTuple):
+    """Scores given as such, their heads flattened, as logits in base 2 less the largest of each row."""
 
-    X, top = np.empty((heads, n, -(-m // width) * width), kind), np.empty((heads, n), kind)
-    in_parallel(scaled_scores, heads * -(-n // ROWS), S, S_of, masks, mask_of, m, kind.type(eps), X, top, work=X.size)
-    potentials = Potentials.of(X, heads, m, np.zeros((heads, m), kind))
-    per_unit = kind.type(eps * LN_2)                        # a potential of base 2 in units of the scores
-    error, taken = 0.0, steps
-    for t in range(0, steps, 2):
-        change = potentials.step(X, log_mu, log_nu, relaxation, columns=t + 1 < steps)
-        change = potentials.u * per_unit - top if t == 0 else change * per_unit
+    lead: tuple[int, ...]
+    X: np.ndarray                  # (heads, n, whole panels of m)
+    top: np.ndarray                # (heads, n), in units of the scores
+    columns: np.ndarray            # (heads,)
+
+    @classmethod
+    def of(cls, scores, key_mask, options):
+        kind, (n, m) = scores.dtype, scores.shape[-2:]
+        valid = valid_keys(key_mask, m)
+        lead = np.broadcast_shapes(scores.shape[:-2], valid.shape[:-1])
+        (S, S_of), (masks, mask_of) = heads_of(scores, lead), heads_of(valid[..., None, :], lead)
+        width, heads = panel_width(kind), math.prod(lead)
+        X, top = np.empty((heads, n, -(-m // width) * width), kind), np.empty((heads, n), kind)
+        in_parallel(scaled_scores, heads * -(-n // ROWS), S, S_of, masks, mask_of, m, kind.type(options.eps), X, top, work=X.size)
+        return cls(lead, X, top, key_counts(masks, mask_of, heads, m, options.key_marginal))
+
+    def logs_of_marginals(self):
+        """Of 1/n and 1/columns, in base 2."""
+        kind = self.X.dtype
+        return -np.log2(kind.type(max(self.X.shape[1], 1))), -np.log2(self.columns.astype(kind))
+
+
+def plan(scores, key_mask, options, rho=np.inf) -> SinkhornPlan:
+    """The SinkhornPlan of a transport problem, its columns relaxed where rho is finite; all heads at a time."""
+    kind, (n, m) = scores.dtype, scores.shape[-2:]
+    problem = Scores.of(scores, key_mask, options)
+    X, lead, heads = problem.X, problem.lead, len(problem.X)
+    log_mu, log_nu = problem.logs_of_marginals()
+    relaxation = 1.0 if np.isinf(rho) else rho / (rho + options.eps)
+    potentials = Potentials(X, np.zeros((heads, m), kind))
+    per_unit = kind.type(options.eps * LN_2)                # a potential of base 2 in units of the scores
+    error, taken = 0.0, options.steps
+    for t in range(0, options.steps, 2):
+        change = potentials.step(X, log_mu, log_nu, relaxation, columns=t + 1 < options.steps)
+        change = potentials.u * per_unit - problem.top if t == 0 else change * per_unit
         error = float(np.mean(np.abs(change.astype(np.float64)).sum(axis=-1))) if change.size else 0.0
-        if tol is not None and error < tol:
+        if options.tol is not None and error < options.tol:
             taken = t + 1
             potentials.v[:] = potentials.v_before
             break
     P = np.empty((heads, n, m), kind)
     in_parallel(plan_rows, heads * -(-n // ROWS), X, potentials.u, potentials.v, log_mu, taken % 2, P, work=20 * P.size)
-    u, v = potentials.u * per_unit - top, potentials.v[:, :m] * per_unit
+    u, v = potentials.u * per_unit - problem.top, potentials.v[:, :m] * per_unit
     return SinkhornPlan(P.reshape(*lead, n, m), u.reshape(*lead, n), v.reshape(*lead, m), taken, error)
 
 
-@kernel
-def scaled_scores(S, S_of, mask, mask_of, m, eps, X, top, first, step):
-    """X (h, n, whole panels) = (S - top) log2(e) / eps with the largest visible score top (h, n) of each row, -inf where invisible."""
-    heads, n, stop = X.shape
-    kind = X.dtype.type
-    tasks = (n + ROWS - 1) // ROWS
-    for task in range(first, heads * tasks, step):
-        h, part = task // tasks, task % tasks
-        seen = mask[mask_of[h], 0]
-        for i in range(part * ROWS, min(n, (part + 1) * ROWS)):
-            row = S[S_of[h], i]
-            largest = kind(-np.inf)
-            for j in range(m):
-                if seen[j] and row[j] > largest:
-                    largest = row[j]
-            top[h, i] = largest if largest > -np.inf else kind(0)
-            for j in range(m):
-                X[h, i, j] = (row[j] - top[h, i]) / eps * kind(LOG2_E) if seen[j] else kind(-np.inf)
-            for j in range(m, stop):
-                X[h, i, j] = -np.inf
+# --- gradients -----------------------------------------------------------------------------------------------------------------------
 
 
-@kernel
-def plan_rows(X, u, v, log_mu, after_rows, P, first, step):
-    """P (h, n, m): rows of 2^(X + v), normalised to 1/n after a row step, times 2^u after a column step."""
-    heads, n, m = P.shape
-    kind, stop = P.dtype.type, X.shape[2]
-    row = np.empty(stop, P.dtype)
-    tasks = (n + ROWS - 1) // ROWS
-    for task in range(first, heads * tasks, step):
-        h, part = task // tasks, task % tasks
-        for i in range(part * ROWS, min(n, (part + 1) * ROWS)):
-            shifted_row(X[h, i], stop, v[h], row)
-            smallest, top = range_of_row(row, 0, stop)
-            shift = top if top > -np.inf else kind(0)
-            total = exp2_row(row, 0, stop, shift, smallest)
-            share = np.exp2(log_mu) / total if after_rows else np.exp2(u[h, i] + shift)
-            for j in range(m):
-                P[h, i, j] = row[j] * share if X[h, i, j] > -np.inf or X[h, i, j] != X[h, i, j] else kind(0)
+@twin(lacks=LACKS)
+def sinkhorn_plan_backward(scores, dplan, *, n_iters=3, eps=1.0, key_mask=None, key_marginal="valid", gradient="unrolled"):
+    """Gradient (..., n, m) of `sinkhorn_plan` by its scores for the cotangent dplan; the parameters are those of the reference."""
+    refuse_implicit(gradient)
+    options = Options.checked(n_iters, eps, key_marginal)
+    dS = gradient_of_scores(scores, dplan, key_mask, options, gradient)
+    return np.asarray(sum_to_shape(dS, scores.shape), order="C")
+
+
+def gradient_of_scores(scores, dplan, key_mask, options, gradient):
+    """dS (..., n, m) for each head that scores, masks or dplan tell apart."""
+    n, m = scores.shape[-2:]
+    lead = np.broadcast_shapes(scores.shape[:-2], dplan.shape[:-2])
+    problem = Scores.of(np.broadcast_to(scores, (*lead, n, m)), key_mask, options)
+    log_mu, log_nu = problem.logs_of_marginals()
+    X, rows = problem.X, (options.steps + 1) // 2
+    potentials = Potentials(X, np.zeros((len(X), m), X.dtype))
+    u, v = np.empty((rows, *potentials.u.shape), X.dtype), np.zeros((rows + 1, *potentials.v.shape), X.dtype)
+    for t in range(0, options.steps, 2):
+        potentials.step(X, log_mu, log_nu, columns=t + 1 < options.steps)
+        u[t // 2], v[t // 2 + 1] = potentials.u, potentials.v
+    steps = Steps(options.steps, u, v, log_mu, log_nu, gradient == "detached")
+    dS = plan_gradient(X, *heads_of(dplan, problem.lead), steps, options.eps)
+    return dS.reshape(*problem.lead, n, m)
+
+
+@twin(lacks=LACKS)
+def sinkhorn_attention_backward(
+    q, k, v, do, *, n_iters=3, eps=1.0, scale=None, cost="dot", output_scaling="rows", key_mask=None, key_marginal="valid",
+    causal=False, gradient="unrolled",
+):
+    """Gradients (dq, dk, dv) of `sinkhorn_attention` for the cotangent do of its output; the parameters are those of the reference."""
+    refuse_causal(causal)
+    refuse_implicit(gradient)
+    options = Options.checked(n_iters, eps, key_marginal, None, cost, output_scaling)
+    scale = float(default_scale(scale, q))
+    problem = Problem.of(q, k, scale, key_mask, options)
+    if problem is None:
+        return gradients_of_infinite(q, k, v, do, scale, key_mask, options, gradient)
+    kind, n, m = q.dtype, q.shape[-2], k.shape[-2]
+    lead = np.broadcast_shapes(problem.lead, v.shape[:-2], do.shape[:-2])
+    of = np.broadcast_to(np.arange(problem.heads).reshape(problem.lead), lead).reshape(-1)
+    squares, rows = options.cost == "squared_distance", (options.steps + 1) // 2
+    factor = {"rows": np.full(len(of), max(n, 1)), "cols": problem.columns[of], "none": np.ones(len(of))}[options.output_scaling]
+    slope = kind.type((2 if squares else 1) * scale / options.eps)
+
+    stop = problem.k.panels.shape[1] * panel_width(kind)
+    trail = Trail(np.zeros((rows, problem.heads, n), kind), np.zeros((rows + 1, problem.heads, stop), kind))
+    solve(problem, trail=Trail(trail.u, trail.v[..., :m]))
+    log_mu, log_nu = (x * kind.type(LOG2_E) for x in logs_of_marginals(n, problem.columns, kind))
+    steps = Steps(options.steps, trail.u * kind.type(LOG2_E), trail.v * kind.type(LOG2_E), log_mu, log_nu, gradient == "detached")
+    dq, dk, dv = qkv_gradients(problem, of, *heads_of(v, lead), *heads_of(do, lead), factor.astype(kind), steps, slope, squares)
+    if squares:                                                     # the last feature has the sums of dS
+        dq = dq[..., :-1] - dq[..., -1:] * problem.q.array[problem.q.of[of]]
+        dk = dk[..., :-1] - dk[..., -1:] * problem.k.array[problem.k.of[of]]
+    if problem.mask.size:
+        seen = problem.mask[problem.mask_of[of], 0]
+        dv = np.where(seen[..., None], dv, 0)                       # also where the rest is NaN
+        dk = np.where(seen.any(axis=-1)[:, None, None], dk, 0)
+    return AttentionGradients(*(summed(x, lead, like) for x, like in ((dq, q), (dk, k), (dv, v))))
+
+
+def summed(gradient, lead, like):
+    """A gradient (heads, ...) in the shape of `like`, summed over the axes along which it was broadcast."""
+    return np.asarray(sum_to_shape(gradient.reshape(*lead, *gradient.shape[1:]), like.shape), dtype=like.dtype, order="C")
+
+
+def gradients_of_infinite(q, k, v, do, scale, key_mask, options, gradient):
+    """The gradients by way of the scores, among which are infinities."""
+    S = scores_of(q, k, scale, options.cost).astype(q.dtype)
+    visible = ~np.isneginf(S) & valid_keys(key_mask, k.shape[-2])[..., None, :]
+    factor = output_factor(q, k, key_mask, options)
+    dP = factor * (do @ np.swapaxes(v, -1, -2))
+    dS = gradient_of_scores(S, dP.astype(q.dtype), key_mask, options, gradient)
+    A = plan(S, key_mask, options).plan * factor
+    back, seen = np.swapaxes(dS, -1, -2), np.swapaxes(visible, -1, -2)
+    dq, dk = seen_sums(dS, k, visible), seen_sums(back, q, seen)
+    if options.cost == "squared_distance":
+        real = np.where(seen.any(axis=-1, keepdims=True), k, 0)
+        dq, dk = 2 * (dq - dS.sum(axis=-1)[..., None] * q), 2 * (dk - back.sum(axis=-1)[..., None] * real)
+    gradients = ((scale * dq, q), (scale * dk, k), (seen_sums(np.swapaxes(A, -1, -2), do, seen), v))
+    return AttentionGradients(*(np.asarray(sum_to_shape(x, like.shape), dtype=like.dtype, order="C") for x, like in gradients))

@@ -225,6 +225,7 @@ def tensor_attention_backward(q, k1, k2, v1, v2, do, *, scale=None, mask=None, c
     visible = np.broadcast_to(visible, np.broadcast_shapes(visible.shape, s.shape))
     P, _ = softmax_weights(s, visible)
     out = weighted_values(P, V, visible)
+    do = np.broadcast_to(do, np.broadcast_shapes(do.shape, out.shape))
 
     delta = np.sum(do * out, axis=-1, keepdims=True)
     dP = do @ np.swapaxes(V, -1, -2)

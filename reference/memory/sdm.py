@@ -163,6 +163,7 @@ def whole_exponentials(beta, d, m):
     latex=r"\xi_i\leftarrow\Big[\sum_m w_{im}\,q_m>\tfrac12\sum_m w_{im}\Big],\quad w_{im}=I(\mathrm{Ham}(p_m,\xi_i))"
           r"\ \text{or}\ e^{\beta\,(1-2\,\mathrm{Ham}(p_m,\xi_i)/d)}",
     workspace="... n m",
+    bound="exact",
     draw=draw_memory(lambda: sdm_update.record),
     **FACTS,
 )

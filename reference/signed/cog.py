@@ -129,6 +129,7 @@ def cog_attention_backward(q, k, v, do, *, scale=None, mask=None, causal=False, 
     visible = visible_keys(p.shape[-2], p.shape[-1], mask, causal)
     A = cog_weights(p, visible)
     out = weighted_values(A, v_shared, visible)
+    do = np.broadcast_to(do, np.broadcast_shapes(do.shape, out.shape))
 
     g = np.sign(p.real)
     P = g * A

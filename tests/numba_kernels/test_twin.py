@@ -8,6 +8,7 @@ import pytest
 
 from attnspec import numba_kernels, reference
 from attnspec.numba_kernels import scaled_dot_product_attention, threads
+from attnspec.numba_kernels.softmax import tiles
 
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal((2, 4, n, 12)) for n in (70, 90, 90))
@@ -23,6 +24,17 @@ def test_any_layout():
     before = [x.copy() for x in locked]
     np.testing.assert_array_equal(scaled_dot_product_attention(*locked), scaled_dot_product_attention(Q, K, V))
     assert all(np.array_equal(x, y) for x, y in zip(locked, before, strict=True))
+
+
+def test_read_only_arrays_compile_nothing_again():
+    arrays = {name: x.astype(np.float32) for name, x in zip("qkv", (Q, K, V), strict=True)}
+    scaled_dot_product_attention(**arrays, mask=np.ones((70, 90), np.bool_))
+    compiled = len(tiles.attend_blocks.signatures)
+    for name in arrays:
+        locked = arrays[name].copy()
+        locked.setflags(write=False)
+        scaled_dot_product_attention(**{**arrays, name: locked}, mask=np.broadcast_to(np.True_, (70, 90)))
+    assert len(tiles.attend_blocks.signatures) == compiled
 
 
 def test_broadcast_axes_and_strides_of_zero():

@@ -5,10 +5,24 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.bounds.pieces import NoBound, Precision, chain, exponent_error, logits_of, spread, summed_like, tail, weight_error
+from attnspec.conformance.bounds.pieces import (
+    NoBound,
+    Precision,
+    chain,
+    exponent_error,
+    logits_of,
+    seen_values,
+    spread,
+    summed_like,
+    tail,
+    weight_error,
+)
 from attnspec.conformance.bounds.softmax import gradients_bound
 from attnspec.reference.formula import Formula
-from attnspec.reference.softmax.weights import softmax_weights
+from attnspec.reference.memory.sdm import fitted_beta
+from attnspec.reference.memory.sdm_attention import log_cap, log_circle
+from attnspec.reference.numerics import norm, unit
+from attnspec.reference.softmax.weights import softmax_weights, weighted_values
 
 
 def hopfield_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
@@ -85,22 +99,64 @@ def hopfield_gradients_bound(record: Formula, call: Mapping[str, Any], precision
 
 
 def sdm_attention_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
-    """One step. Circles: distances are whole, and their logarithms exact to float64; exponential: a cosine's two norms and product round.
+    """Weights never fall where cosines rise (or never rise, beta < 0), so those at cos - dcos and cos + dcos enclose a twin's.
 
-    Cosines and exponentials are taken in float64 whatever the arrays are: a distance must not move by a bit.
+    dcos_ij    = (2 sqrt(d) + 8) a_cos sum_c |x_ic p_jc| + the way that unit(xi) may have turned,    x, p unit vectors
+    w+-_ij     = w(cos +- dcos) exp(+- ds_ij)
+    |err|_i   <= sum_j max(w+ - w, w - w-)_ij |q_j - o_i| / sum_j w-_ij + tail
+
+    dcos: the product's (sqrt(d) + 2) a and, for each of two norms, half of that for the sum, then root, quotient and rounding. ds: the
+    logarithms are rounded, and of caps (d - 2)/2 log rho, rho having the errors of three sines, four times that power; then as everywhere.
+    a_cos is that of float64 where weights are no smooth function of the cosine: a rounding to float32 would move Hamming distances by a
+    bit. A vector turns by at most 2 |e| / (2 |xi| - |e|) under an error e. Where it is open whether a query reaches anything, no bound is.
     """
-    if call.get("n_iters", 1) != 1 or call.get("weighting", "circle") == "cap" or call.get("unit_norm"):
-        raise NoBound("the bound of SDM attention is derived for one step of circles or exponentials without unit_norm")
-    exact64 = Precision.of("float64")
-    arrays = {name: np.asarray(call[name], dtype=np.float64) for name in ("queries", "addresses", "pointers")}
-    result = record.function(**{**call, **arrays, "return_weights": True})
-    p, v, d, m = result.weights, arrays["pointers"], arrays["queries"].shape[-1], arrays["addresses"].shape[-2]
-    log_p = np.where(p > 0, np.log(np.where(p > 0, p, 1.0)), 0.0)
-    ds = exact64.a * (8 + 2 * (np.max(log_p, axis=-1, keepdims=True, initial=-np.inf) - log_p) + 4 * d)
-    if call.get("weighting", "circle") == "exponential":
-        ds = ds + abs(call.get("beta") or 0.0) * (3 * np.sqrt(d) + 8) * exact64.a
-    core = spread(weight_error(p, np.where(p > 0, ds, 0.0)), v, result.out)
-    return {"out": core + tail(p, v, result.out, Precision(exact64.a, precision.u, precision.eta), chain(m))}
+    a, u, eta = precision
+    weighting, radius = call.get("weighting", "circle"), call.get("radius")
+    fine = a if weighting == "exponential" else Precision.of("float64").a
+    x, addresses, v = (np.asarray(call[name], dtype=np.float64) for name in ("queries", "addresses", "pointers"))
+    d, m, p, steps = x.shape[-1], v.shape[-2], unit(addresses), call.get("n_iters", 1)
+    beta = fitted_beta(call.get("beta"), d, radius) if weighting == "exponential" else 0.0
+
+    def log_weights(cos: np.ndarray) -> np.ndarray:
+        if weighting == "circle":
+            return log_circle(cos, d, radius)
+        return beta * cos if weighting == "exponential" else log_cap(np.clip(cos, -1, 1), d, radius, call.get("resolution"))
+
+    def turned(size: np.ndarray, error: np.ndarray) -> np.ndarray:
+        """How far unit vectors may be from those of vectors of this size without the error."""
+        return np.where(error < size, 2 * error / np.where(error < size, 2 * size - error, 1.0), np.where(error > 0, 2.0, 0.0))
+
+    error = np.zeros(x.shape)
+    for step in range(steps):
+        last = u if step == steps - 1 else a
+        x_hat = unit(x)
+        cos = x_hat @ np.swapaxes(p, -1, -2)
+        turn = turned(norm(x), norm(error))
+        dcos = (2 * np.sqrt(d) + 8) * fine * (np.abs(x_hat) @ np.abs(np.swapaxes(p, -1, -2))) + turn
+        log_w, ends = log_weights(cos), (log_weights(cos - dcos), log_weights(cos + dcos))
+        low, high = np.minimum(*ends), np.maximum(*ends)
+        top = np.max(log_w, axis=-1, keepdims=True, initial=-np.inf)
+        top = np.where(top == -np.inf, 0.0, top)
+        finite = np.where(high == -np.inf, 0.0, np.where(log_w == -np.inf, high, log_w))
+        ds = a * (4 + 2 * np.maximum(top - finite, 0.0))
+        if weighting != "exponential":
+            ds = ds + fine * (3 * np.abs(finite) + (4 * d if weighting == "cap" else 0))
+        w, w_low, w_high = np.exp(log_w - top), np.exp(low - top - ds), np.exp(high - top + ds)
+        P, _ = softmax_weights(log_w)
+        seen = seen_values(v, high > -np.inf)
+        o = weighted_values(P, seen)
+        certain = np.sum(w_low, axis=-1, keepdims=True)
+        reaches, may_reach = np.any(low > -np.inf, axis=-1, keepdims=True), np.any(high > -np.inf, axis=-1, keepdims=True)
+        off = np.maximum(w_high - w, w - w_low) / np.where(certain > 0, certain, 1.0)
+        unit_norm = call.get("unit_norm", False)
+        new_error = spread(off, seen, o) + tail(P, seen, o, Precision(a, a if unit_norm else last, eta), chain(m))
+        if unit_norm:
+            size, o = norm(o), unit(o)
+            new_error = turned(size, norm(new_error)) + ((np.sqrt(d) / 2 + 3) * a + last) * np.abs(o) + eta
+        stays = error + last * np.abs(x)
+        error = np.where(may_reach, np.where(reaches, new_error, np.inf), stays)
+        x = np.where(may_reach, o, x)
+    return {"out": error}
 
 
 def exact(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
