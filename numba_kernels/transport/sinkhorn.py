@@ -163,13 +163,13 @@ class Problem(NamedTuple):
         masks, mask_of = np.zeros((0, 1, m), np.bool_), np.zeros(math.prod(lead), np.int64)
         if key_mask is not None:
             masks, mask_of = heads_of(valid_keys(key_mask, m)[..., None, :], lead)
-        if not np.isfinite(keys).all() and masks.size:             # whatever stands at a masked key
+        squares = options.cost == "squared_distance"
+        if masks.size and (squares or not np.isfinite(keys).all()):             # whatever stands at a masked key
             keys, k_of = np.where(masks[mask_of, 0][..., None], keys[k_of], kind.type(0)), np.arange(len(k_of))
         if any(np.isinf(x).any() for x in (queries, keys) if not np.isfinite(x).all()):
             return None
-        squares = options.cost == "squared_distance"
         if squares:
-            queries, keys = around(middle(keys), queries, keys)
+            queries, keys = around(middle(keys, masks[mask_of, 0] if masks.size else np.True_), queries, keys)
         start, of_u = np.zeros((len(k_of), m), kind), np.zeros((len(k_of), q.shape[-2]), kind)
         if squares:
             start = (-scale / options.eps * np.sum(np.square(keys, dtype=np.float64), axis=-1)).astype(kind)[k_of]
@@ -180,9 +180,9 @@ class Problem(NamedTuple):
                    start, of_u, options)
 
 
-def middle(keys):
-    """The mean (d,) of keys (b, m, d) in float64, NaN left out."""
-    seen = np.isfinite(keys)
+def middle(keys, valid):
+    """The mean (d,) of the valid keys (b, m, d) in float64, NaN left out."""
+    seen = np.isfinite(keys) & valid[..., None]
     return np.sum(keys, axis=(0, 1), where=seen, dtype=np.float64) / np.maximum(seen.sum(axis=(0, 1)), 1)
 
 

@@ -218,6 +218,7 @@ def sinkhorn_plan(scores, *, n_iters=3, eps=1.0, key_mask=None, key_marginal="va
     equation="dS = dP * P / eps, then t = T-1..0: dS -= du W, dv -= W^T du, du = 0 (rows) or dS -= dv W, du -= W dv, dv = 0 (columns)",
     latex=r"dS=dP\circ P/\varepsilon;\quad dS_{ij}\mathrel{-}=du_iW_{ij},\ dv_j\mathrel{-}=\sum_i du_iW_{ij}\ \text{(rows)};\quad"
           r" dS_{ij}\mathrel{-}=dv_jW_{ij},\ du_i\mathrel{-}=\sum_j dv_jW_{ij}\ \text{(columns)}",
+    bound="transport plan gradient",
     **FACTS,
 )
 def sinkhorn_plan_backward(scores, dplan, *, n_iters=3, eps=1.0, key_mask=None, key_marginal="valid", gradient="unrolled"):
@@ -311,6 +312,7 @@ def sinkhorn_attention(
             "dq": "... n d", "dk": "... m d", "dv": "... m e"},
     equation="dP = c dO v^T, dS from the half-steps in reverse,  dq = scale dS k,  dk = scale dS^T q,  dv = A^T dO",
     latex=r"dP=c\,dO\,V^\top,\quad dq=\mathrm{scale}\,dS\,k,\quad dk=\mathrm{scale}\,dS^\top q,\quad dV=A^\top dO",
+    bound="sinkhorn gradients",
     **FACTS,
 )
 def sinkhorn_attention_backward(

@@ -222,7 +222,7 @@ class TestCornersOfTheBounds:
 
     @pytest.mark.parametrize("name, options", [
         ("sinkhorn_attention", {"tol": 1e-3}), ("hopfield_retrieve", {"n_iters": 3}), ("gated_attention", {"b_gate": np.ones((4, 8))}),
-        ("gated_attention", {"activation": "silu"}), ("sinkhorn_attention", {"cost": "squared_distance"}),
+        ("gated_attention", {"activation": "silu"}), ("sinkhorn_attention_backward", {"gradient": "implicit"}),
     ])
     def test_what_is_not_derived_is_refused(self, name, options):
         arrays = attnspec.formulas()[name].draw()

@@ -11,9 +11,10 @@ SIZES = tuple(dict(zip("nmde", sizes, strict=True)) for sizes in ((1, 1, 1, 1), 
 KINDS = ("normal", "peaky", "offset")
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "scale": (0.3,), "causal": ("bottom-right", "top-left"), "softcap": (2.0,), "window": ((2, 1),), "enable_gqa": (True,),
-    "n_iters": (1, 4), "eps": (0.5,), "tau": (2.0,),
+    "n_iters": (1, 4), "eps": (0.5,), "tau": (2.0,), "cost": ("squared_distance",), "output_scaling": ("cols", "none"),
+    "gradient": ("detached",), "key_marginal": ("all",), "rho": (0.5,),
 }
-DRAWN = ("mask", "bias", "sink")
+DRAWN = ("mask", "key_mask", "bias", "sink")
 
 
 class Case(NamedTuple):

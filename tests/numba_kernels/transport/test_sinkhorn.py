@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from agreement import assert_same
 
+import attnspec
 from attnspec import numba_kernels, reference
 from attnspec.numba_kernels.transport import sinkhorn
 
@@ -38,6 +39,40 @@ def test_attention_streams_or_keeps_a_matrix(sizes):
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_gradients_of_attention(sizes):
+    arrays = {**drawn(*sizes), "do": RNG.standard_normal((3, sizes[0], sizes[3]))}
+    for options in options_of(sizes[1]):
+        if "tol" not in options:
+            for gradient in ("unrolled", "detached"):
+                assert_same("sinkhorn_attention_backward", arrays, {**options, "gradient": gradient})
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_gradients_of_plans(sizes):
+    n, m = sizes[:2]
+    holes = RNG.random((2, n, m)) < 0.3
+    for S in (RNG.standard_normal((2, n, m)), 40 * RNG.standard_normal((n, m)), np.where(holes, -np.inf, RNG.standard_normal((2, n, m)))):
+        arrays = {"scores": S, "dplan": RNG.standard_normal((2, n, m))}
+        for options in ({"n_iters": 1}, {"n_iters": 4, "eps": 0.5}, {"n_iters": 5, "gradient": "detached"},
+                        {"n_iters": 4, "key_mask": RNG.random((2, m)) < 0.7}):
+            assert_same("sinkhorn_plan_backward", arrays, options)
+
+
+def test_gradients_at_masked_keys_are_zero_whatever_stands_there():
+    arrays = {**drawn(7, 6, 4, 3), "do": RNG.standard_normal((3, 7, 3))}
+    arrays["k"][:, 4:], arrays["v"][:, 4:] = np.nan, np.inf
+    for cost in ("dot", "squared_distance"):
+        assert_same("sinkhorn_attention_backward", arrays, {"key_mask": np.arange(6) < 4, "cost": cost})
+
+
+def test_the_implicit_gradient_is_the_reference_s():
+    arrays = {"scores": RNG.standard_normal((4, 3)), "dplan": RNG.standard_normal((4, 3))}
+    with pytest.raises(ValueError, match=r"^gradient: 'implicit' has no twin"):
+        numba_kernels.sinkhorn_plan_backward(**arrays, gradient="implicit")
+    assert attnspec.select("sinkhorn_plan_backward", options={"gradient": "implicit"}).backend == "reference"
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("scores", ["normal", "peaky", "holes", "huge"])
 def test_plans(sizes, scores):
     n, m = sizes[:2]
@@ -49,6 +84,15 @@ def test_plans(sizes, scores):
         atol = 1e-9 if scores == "huge" else 1e-10
         assert_same("sinkhorn_plan", {"scores": S}, {**options, "return_info": True}, atol=atol)
         assert_same("sinkhorn_unbalanced_plan", {"scores": S}, {**options, "rho": 2.0, "return_info": True}, atol=atol)
+
+
+def test_distances_do_not_depend_on_masked_keys():
+    """A float32 distance is exact around the middle of the keys; padding far away must not move that middle."""
+    arrays = {name: x.astype(np.float32) for name, x in drawn(7, 6, 4, 3).items()}
+    mask, options = np.arange(6) < 4, {"cost": "squared_distance", "n_iters": 3}
+    want = numba_kernels.sinkhorn_attention(**arrays, **options, key_mask=mask)
+    arrays["k"][:, 4:], arrays["v"][:, 4:] = 1e6, np.nan
+    np.testing.assert_array_equal(numba_kernels.sinkhorn_attention(**arrays, **options, key_mask=mask), want)
 
 
 def test_a_column_that_underflows_is_summed_again():

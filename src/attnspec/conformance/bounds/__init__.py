@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.bounds import affine, higher_order, memory, signed, softmax, transport
+from attnspec.conformance.bounds import affine, higher_order, memory, signed, sinkhorn, softmax, transport
 from attnspec.conformance.bounds.pieces import NoBound, Precision
 from attnspec.reference.formula import Formula
 
 __all__ = ["BOUNDS", "NoBound", "bound"]
 
 BOUNDS: dict[str, Callable[[Formula, Mapping[str, Any], Precision], dict[str, np.ndarray]]] = {
-    name: one for family in (softmax, transport, signed, affine, higher_order, memory) for name, one in family.BOUNDS.items()
+    name: one for family in (softmax, sinkhorn, transport, signed, affine, higher_order, memory) for name, one in family.BOUNDS.items()
 }
 
 
