@@ -70,7 +70,7 @@ def flow_attention(q, k, v, *, eps=1e-6, flow_eps=0.0, clip=1.0, feature="sigmoi
 @twin
 def flow_attention_causal(q, k, v, *, eps=1e-6, clip=1.0, return_weights=False):
     """Causal flow attention of q (..., n, d) over k (..., n, d), v (..., n, e); the parameters are those of the reference."""
-    n, d, e = *q.shape[-2:], v.shape[-1]
+    (n, d), e = q.shape[-2:], v.shape[-1]
     eps, bound = eps_row(eps, d), limit(clip)
     front = np.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     lead = np.broadcast_shapes(front, v.shape[:-2])

@@ -32,7 +32,7 @@ FIRST, PAIR, LAST = 0, 1, 2
 class Steps(NamedTuple):
     """The half-steps taken, and the potentials in base 2 after each row step and around each column step."""
 
-    count: int
+    taken: int
     u: np.ndarray                  # (row steps, heads, n)
     v: np.ndarray                  # (1 + row steps, heads, whole panels of m)
     log_mu: np.floating
@@ -233,15 +233,15 @@ def reversed_steps(what: Pass, of, steps: Steps, dS):
     sums = np.empty((parts, what.heads, stop), kind)
 
     def go(stage, pair, work):
-        in_parallel(reverse_rows, what.heads * parts, stage, pair, *what.source, steps.count, of, steps.u, steps.v, broken,
+        in_parallel(reverse_rows, what.heads * parts, stage, pair, *what.source, steps.taken, of, steps.u, steps.v, broken,
                     np.exp2(steps.log_mu), steps.log_nu, steps.detached, du, dv, sums, dS, *what.products, work=work)
 
     go(FIRST, 0, what.work)
     if not steps.detached:
-        for pair in range(steps.count // 2 - 1, -1, -1):
+        for pair in range(steps.taken // 2 - 1, -1, -1):
             dv[pair] = sums.sum(axis=0)
             go(PAIR, pair, what.work)
-    go(LAST, 0, what.work * steps.count)
+    go(LAST, 0, what.work * steps.taken)
 
 
 def number_of_parts(heads, n):
