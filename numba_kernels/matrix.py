@@ -7,7 +7,7 @@ import numpy as np
 
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.parallel import in_parallel
-from attnspec.numba_kernels.simd import BYTES, COLUMNS, ROWS, block_product
+from attnspec.numba_kernels.simd import BYTES, COLUMNS, ROWS, block_product, lanes, load, store
 
 CHUNK = 64      # terms added in one chain before the sum goes to memory: the error bounds allow no more
 
@@ -62,10 +62,14 @@ def _pack_columns(x, panels, first, step):
         for p in range(count):
             filled = min(width, e - p * width)
             for j in range(start, min(start + CHUNK, m)):
-                for w in range(filled):
-                    panels[one, p, j, w] = x[one, j, p * width + w]
-                for w in range(filled, width):
-                    panels[one, p, j, w] = 0
+                if filled == width:
+                    for w in range(0, width, lanes(x)):
+                        store(panels, ((one * count + p) * m + j) * width + w, load(x, (one * m + j) * e + p * width + w))
+                else:
+                    for w in range(filled):
+                        panels[one, p, j, w] = x[one, j, p * width + w]
+                    for w in range(filled, width):
+                        panels[one, p, j, w] = 0
 
 
 @helper

@@ -15,6 +15,8 @@ from numba.core import config
 
 from attnspec.reference.inputs import whole
 
+LONG = 1e8      # operations from which on threads may get out of step, and each gets many small parts; handing one over takes some 20 us
+
 _pool: ThreadPoolExecutor | None = None
 # The processors this process may use, or what NUMBA_NUM_THREADS says.
 _count: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
@@ -50,7 +52,7 @@ def in_parallel(kernel, tasks: int, *arguments, work: float = 1e9) -> None:
     """Run a kernel on all its tasks. work: roughly how many operations; little of it is done at once on the caller's thread."""
     global _pool
     arguments = tuple(unlocked(x) if isinstance(x, np.ndarray) else x for x in arguments)
-    parts = min(tasks, 16 * _count)
+    parts = min(tasks, (16 if work > LONG else 2) * _count)
     if parts < 2 or _count == 1 or work < 1e6:
         kernel(*arguments, 0, 1)
         return

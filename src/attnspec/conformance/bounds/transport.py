@@ -1,25 +1,63 @@
 """Bounds of GOAT and of flow attention."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.bounds.pieces import NoBound, Precision
+from attnspec.conformance.bounds.pieces import NoBound, Precision, chain, exponent_error, weight_error
 from attnspec.conformance.bounds.softmax import of_inexact_arrays, product_error
+from attnspec.reference.activations import sigmoid, silu
 from attnspec.reference.formula import Formula
-from attnspec.reference.transport.goat import goat_augmented_qk, goat_key_prior
+from attnspec.reference.numerics import norm
+from attnspec.reference.softmax.weights import softmax_weights
+from attnspec.reference.transport.flow import clipped, features, flow, per
+from attnspec.reference.transport.goat import frequencies, goat_augmented_qk, goat_key_prior, phases, softplus
 
 
 def goat_features_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
-    """Every feature is computed in float64, its phase at most the position, and rounded once."""
-    q, k = record.function(**call)
-    most = max(q.shape[-2], k.shape[-2]) + abs(call.get("key_offset", 0)) + abs(call.get("query_offset") or 0)
-    u64 = Precision.of("float64").a
-    size = 1 + np.sum(np.abs(np.asarray(call["a"])) + np.abs(np.asarray(call["b"])), initial=0.0)
-    inside = 8 * (most + 4) * u64
-    return {"q_augmented": (precision.u + 4 * precision.a) * np.abs(q) + inside * (size + np.abs(q)) + precision.eta,
-            "k_augmented": precision.u * np.abs(k) + inside * (1 + np.abs(k)) + precision.eta}
+    """Content is divided and rounded, waves are sums of two rounded products; phases, which depend on no array, are those of float64.
+
+    A gate sigma(x), x = bias - rate |q|, has the relative error (1 - g) dx with dx that of the two terms and of a norm.
+    """
+    a, u, eta = precision
+    features = record.function(**call)
+    q, A, B = (np.asarray(call[name], dtype=np.float64) for name in ("q", "a", "b"))
+    R = A.shape[-1]
+    content = q.shape[-1] - 2 * R - (call.get("u") is not None)
+    amplitude = np.repeat(np.abs(A) + np.abs(B), q.shape[-3] // max(call["k"].shape[-3], 1), axis=0)[:, None, :]        # (h, 1, R)
+    most = max(features.q_augmented.shape[-2], features.k_augmented.shape[-2]) + abs(call.get("key_offset", 0))
+    phase = 8 * (most + abs(call.get("query_offset") or 0) + 4) * Precision.of("float64").a
+    size_q, size_k = np.abs(features.q_augmented), np.abs(features.k_augmented)
+
+    def per_feature(of_content: np.ndarray, of_waves: np.ndarray, of_u: np.ndarray) -> np.ndarray:
+        waves = np.broadcast_to(of_waves, (*of_content.shape[:-1], R))
+        return np.concatenate([of_content, waves, waves, of_u], axis=-1)
+
+    dq = per_feature(2 * a * size_q[..., :content], (6 * a + phase) * amplitude, np.zeros(size_q[..., content + 2 * R :].shape))
+    dk = per_feature(np.zeros(size_k[..., :content].shape), np.asarray(2 * a + phase), np.zeros(size_k[..., content + 2 * R :].shape))
+    if call.get("gate_scale") is not None:
+        rate, bias = (np.asarray(call[name], dtype=np.float64)[:, None, None] for name in ("gate_scale", "gate_bias"))
+        x = softplus(rate) * norm(q[..., :content])
+        relative = (1 - sigmoid(bias - x)) * ((chain(content) + 10) * a * x + 2 * a * (np.abs(bias) + x)) + 4 * a
+        dq = dq + np.where(np.arange(q.shape[-1]) < content, 0.0, relative * size_q)
+    return {"q_augmented": dq + u * size_q + eta, "k_augmented": dk + u * size_k + eta}
+
+
+def key_prior_error(positions: np.ndarray, network: Mapping[str, np.ndarray], options: Mapping[str, Any], a: float) -> np.ndarray:
+    """Error of goat_key_prior: the network's two products and its SiLU, of slope at most 1.1, then a sum of three terms."""
+    w1, b1, w2, b2, gain, bump = (network[name] for name in ("w1", "b1", "w2", "b2", "gain", "bump"))
+    M, N, j = w1.shape[-1] // 2 - 1, max(len(positions) - 1, 1), positions
+    phase, placed = phases(j, frequencies(M, options.get("absolute_base", 1e4)), None, False)
+    f = np.concatenate([placed * np.cos(phase), placed * np.sin(phase), np.stack([j / N, np.log1p(j) / np.log1p(N)], axis=-1)], axis=-1)
+    x = f @ w1.T + b1
+    dx = product_error(f, w1, a) + 3 * a * (np.abs(f) @ np.abs(w1).T) + a * (np.abs(b1) + np.abs(x))
+    y = silu(x) @ w2 + b2
+    dy = (1.1 * dx + (chain(len(w2)) + 6) * a * np.abs(silu(x))) @ np.abs(w2) + a * (np.abs(b2) + np.abs(y))
+    slope = softplus(network["recency"])[:, None] if "recency" in network else np.zeros((len(gain), 1))
+    terms = [np.abs(gain)[:, None] * np.abs(y), np.abs(bump)[:, None] * (j == 0), slope * j]
+    return abs(options.get("prior_scale", 1.0)) * (np.abs(gain)[:, None] * dy + 9 * a * sum(terms))
 
 
 FEATURES = ("a", "b", "u", "gate_scale", "gate_bias", "causal", "query_offset", "key_offset", "position_base", "grid", "cls", "enable_gqa")
@@ -39,7 +77,7 @@ def goat_heads_bound(record: Formula, call: Mapping[str, Any], precision: Precis
 
 
 def goat_layer_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
-    """Projections, the attention of the heads between them, and the key prior in float64."""
+    """Projections, the attention of the heads between them, and the keys' own prior."""
     options = ("mask", "key_mask", "gate_scale", "query_offset", "grid", "training_length")
     if any(call.get(name) is not None for name in options) or call.get("key_offset", 0) or call.get("causal") == "top-left":
         raise NoBound("the bound of a GOAT layer is derived without masks, gates, offsets and grids")
@@ -52,21 +90,24 @@ def goat_layer_bound(record: Formula, call: Mapping[str, Any], precision: Precis
         product = np.einsum("...nc,hdc->...hnd", x[of], w)
         heads[name] = product + bias
         errors[name] = product_error(x[of][..., None, :, :], w, a) + a * (np.abs(product) + np.abs(bias) + np.abs(heads[name]))
-    network = {name: x[name] for name in ("w1", "b1", "w2", "b2", "gain", "bump") if name in x}
-    prior, d_prior = {}, 0.0
+    network: dict[str, np.ndarray] = {name: x[name] for name in ("w1", "b1", "w2", "b2", "gain", "bump") if name in x}
+    prior: dict[str, np.ndarray] = {}
     if network:
-        recency = x.get("recency") if causal is not False else None
+        network |= {} if x.get("recency") is None or causal is False else {"recency": x["recency"]}
         positions = np.arange(x["k_input"].shape[-2])
-        prior = {"u": goat_key_prior(positions, **network, recency=recency)}
-        d_prior = 1e3 * Precision.of("float64").a * (1 + np.abs(prior["u"]).max(initial=0.0)) * len(positions)
-    features = goat_augmented_qk(heads["q"], heads["k"], x["a"], x["b"], **prior, causal=causal, enable_gqa=True)
+        given = {name: call[name] for name in ("prior_scale", "absolute_base") if name in call}
+        prior = {"u": goat_key_prior(positions, **network, **given)}
+        d_prior = key_prior_error(positions, network, given, a)
+    waves = {"a": x["a"], "b": x["b"], "causal": causal, "enable_gqa": True, "position_base": call.get("position_base", 1e4), **prior}
+    features = goat_augmented_qk(heads["q"], heads["k"], **waves)
     accumulated = Precision(a, a, eta)
-    of_features = goat_features_bound(goat_augmented_qk.record, {
-        "q": heads["q"], "k": heads["k"], "a": x["a"], "b": x["b"], **prior, "causal": causal, "enable_gqa": True}, accumulated)
+    of_features = goat_features_bound(goat_augmented_qk.record, {"q": heads["q"], "k": heads["k"], **waves}, accumulated)
     width = features.q_augmented.shape[-1] - 2 * x["a"].shape[-1] - ("u" in prior)
     dq, dk = (np.where(np.arange(features.q_augmented.shape[-1]) < width, errors[name], 0.0) for name in ("q", "k"))
     dq = dq / np.sqrt(max(width, 1)) + of_features["q_augmented"]
-    dk = dk + of_features["k_augmented"] + d_prior
+    dk = dk + of_features["k_augmented"]
+    if network:
+        dk[..., -1] += d_prior
     out, error = of_inexact_arrays({"q": features.q_augmented, "k": features.k_augmented, "v": heads["v"]},
                                    {"q": dq, "k": dk, "v": errors["v"]}, {"scale": 1.0, "causal": causal, "enable_gqa": True}, accumulated)
     w_o = np.abs(x["w_o"])
@@ -78,15 +119,46 @@ def goat_layer_bound(record: Formula, call: Mapping[str, Any], precision: Precis
 
 
 def flow_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
-    """All flows are sums of positive terms in float64, so that weights have small relative errors; the result is rounded once."""
-    arrays = {name: np.asarray(call[name], dtype=np.float64) for name in ("q", "k", "v")}
+    """Every sum is one of positive terms, so that flows and with them the weights A_ij = g_i <q_i, k_j> C_j have small relative errors:
+
+        r_I, r_O   one flow: two features of 4 a each, a sum over the other side, one over the features
+        r_I + r_O  a conserved flow, whose terms are divided by flows of the other kind
+        g_i        x (1 - sigma(x)) (r_I + r_O) of the sigmoid of x = I^ n/m, and r_I
+        C_j        a softmax whose exponents are off by (r_I + r_O) O^ below the clip, not at all above it
+    """
+    a, u, eta = precision
+    q, k, v = (np.asarray(call[name], dtype=np.float64) for name in ("q", "k", "v"))
+    causal = record.name == "flow_attention_causal"
     options = {name: value for name, value in call.items() if name not in ("q", "k", "v", "return_weights")}
-    out, A, _ = record.function(**arrays, **options, return_weights=True)
-    n, d, m = *arrays["q"].shape[-2:], arrays["k"].shape[-2]
-    clip = call.get("clip", 1.0)
-    steep = 1 + 2 * (max(n, m) if clip is None else min(float(clip), max(n, m))) + max(n, 1)
-    relative = 4 * (n + m + d + 16) * Precision.of("float64").a * steep
-    return {"out": relative * (np.abs(A) @ np.abs(arrays["v"])) + precision.u * np.abs(out) + precision.eta}
+    o, A, _ = record.function(q, k, v, **options, return_weights=True)
+    (n, d), m = q.shape[-2:], k.shape[-2]
+    eps, flow_eps, clip = call.get("eps", 1e-6), call.get("flow_eps", 0.0), call.get("clip", 1.0)
+    q, k = (features(x, call.get("feature", "sigmoid")) for x in (q, k))
+    summed = functools.partial(np.cumsum, axis=-2) if causal else functools.partial(np.sum, axis=-2, keepdims=True)
+    t = np.arange(1, n + 1) if causal else 1.0
+
+    I, O = t * per(flow(q, summed(k), eps) + flow_eps), t * per(flow(k, summed(q), eps) + flow_eps)
+    x = (flow(q, summed(k * O[..., None]), eps) + flow_eps) / t * (1.0 if causal else n / max(m, 1))
+    out_hat = (flow(k, summed(q * I[..., None]), eps) + flow_eps) / t
+    r_I, r_O = ((chain(size) + chain(d) + 16) * a for size in (m, n))
+    r = r_I + r_O
+    X = clipped(out_hat, clip)
+    dX = np.where(out_hat * (1 - 2 * r) > X, 0.0, r * X)
+    heads = call.get("competition", "sources") == "heads"
+    if heads:
+        X, dX = (np.swapaxes(np.broadcast_to(y, (*np.broadcast_shapes(y.shape[:-1], v.shape[:-2]), m)), -1, -2) for y in (X, dX))
+    X, dX = X[..., None, :], dX[..., None, :]
+    visible = np.ones(X.shape, bool)
+    if causal:                                               # its sum runs along, and is multiplied where the largest changes
+        visible = np.tril(np.ones((n, n), bool))
+        X, dX = (np.broadcast_to(y, (*y.shape[:-2], n, n)) for y in (X, dX + 2 * chain(n) * a))
+    p, _ = softmax_weights(X, visible)
+    relative = weight_error(p, exponent_error(X, dX, visible, a)) / np.where(p > 0, p, 1.0)
+    of_C = np.diagonal(relative, axis1=-2, axis2=-1) if causal else relative[..., 0, :]
+    of_C = np.swapaxes(of_C, -1, -2) if heads else of_C
+    of_g = x * (1 - sigmoid(x)) * r + r_I + 8 * a
+    dA = A * np.expm1(of_g[..., None] + of_C[..., None, :] + (chain(m) + 2 * chain(d) + 16) * a)
+    return {"out": dA @ np.abs(v) + chain(m) * a * (A @ np.abs(v)) + u * np.abs(o) + eta}
 
 
 BOUNDS = {
