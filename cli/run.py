@@ -10,7 +10,7 @@ import numpy as np
 
 from attnspec.cli.arguments import check_workspace, gather, largest_array, with_inputs
 from attnspec.cli.files import Targets, refusing
-from attnspec.dispatch import BACKENDS, Selection, record_of, select
+from attnspec.dispatch import BACKENDS, Selection, as_numpy, record_of, select
 from attnspec.plotting import weight_dims
 from attnspec.reference.formula import Formula
 
@@ -39,6 +39,8 @@ def run(
     """
     with refusing():
         record = record_of(name)
+    if given["dtype"] is None and given["input_path"] is None:
+        given["dtype"] = dtype_of_draws(name, backend)
     arrays, options, files = gather(record, **given)
     targets = Targets(force)
     targets.check("--output", output, ARRAYS, files)
@@ -54,9 +56,9 @@ def run(
     start = time.perf_counter()
     with refusing():
         result = selection.function(**arrays, **options)
+        fields = named_outputs(record, result)
     elapsed = time.perf_counter() - start
 
-    fields = named_outputs(record, result)
     if output is not None:
         targets.put_arrays(output, {key: value for key, value in fields.items() if key != "weights" or "weights" in record.outputs})
     if weights is not None:
@@ -84,6 +86,14 @@ def run(
         show_summary(summary)
 
 
+def dtype_of_draws(name: str, backend: str) -> str | None:
+    """float32 for a backend that takes no float64, else None, which leaves drawn arrays as they are."""
+    named = BACKENDS.get(backend)
+    function = None if named is None or named.missing() is not None else named.function(name)
+    limits = getattr(function, "limits", None)
+    return None if limits is None or "float64" in limits.dtypes else "float32"
+
+
 def choose(
     record: Formula, backend: str, arrays: dict[str, Any], options: dict[str, Any], needs_weights: bool,
 ) -> tuple[Selection, dict[str, Any]]:
@@ -104,9 +114,9 @@ def choose(
 def named_outputs(record: Formula, result: Any) -> dict[str, np.ndarray]:
     """A result's arrays by name."""
     if not isinstance(result, tuple):
-        return {record.outputs[0]: np.asarray(result)}
+        return {record.outputs[0]: as_numpy(result)}
     fields = result._asdict() if hasattr(result, "_asdict") else dict(zip(record.outputs, result, strict=True))
-    return {key: np.asarray(value) for key, value in fields.items() if value is not None}
+    return {key: as_numpy(value) for key, value in fields.items() if value is not None}
 
 
 def describe(array: np.ndarray, key_axes: int) -> dict[str, Any]:

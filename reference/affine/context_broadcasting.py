@@ -29,6 +29,7 @@ from attnspec.reference.formula import formula
     latex=r"\mathrm{CB}(x)_i=\tfrac12\Big(x_i+\tfrac1n\sum_j x_j\Big)",
     source="arXiv:2210.08457, by its re-implementations",
     status="secondary",
+    bound="broadcasting",
 )
 def context_broadcasting(x, *, lam=None):
     """Context broadcasting of the tokens x (..., n, c); returns (..., n, c).

@@ -50,6 +50,7 @@ def draw(sizes, rng):
     latex=r"Q_h=xW^q_h,\quad K=cW^k,\quad V=cW^v,\quad y=\sum_h\operatorname{softmax}(\mathrm{scale}\,Q_hK^\top)\,V\,{W^o_h}^\top",
     source="arXiv:1911.02150, section 3",
     status="verified-paper",
+    bound="multi query",
     sizes={"c": 16},
     workspace="... h n m",
     draw=draw,

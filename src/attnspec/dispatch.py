@@ -197,6 +197,16 @@ def attend(name: str, *arrays: Any, backend: str = "auto", layout: str = "bhtd",
     return type(result)(*(laid_out(key, value) for key, value in result._asdict().items()))  # type: ignore[attr-defined]
 
 
+def as_numpy(result: Any) -> np.ndarray:
+    """A result of any backend as a NumPy array of its dtype; it is computed if it was not yet."""
+    if str(getattr(result, "dtype", "")) != "mlx.core.bfloat16":
+        return np.asarray(result)
+    import ml_dtypes
+    import mlx.core as mx
+
+    return np.asarray(result.astype(mx.float32)).astype(ml_dtypes.bfloat16)      # NumPy cannot read MLX's own
+
+
 def headed(record: Formula) -> set[str]:
     """The arrays of a formula that have a head axis before tokens and features, and follow the layout.
 

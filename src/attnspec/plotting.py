@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from attnspec.dispatch import headed
+from attnspec.dispatch import as_numpy, headed
 
 MOST_PANELS = 8
 AXES = {"n": "query", "m": "key", "m1": "first key", "m2": "second key", "m3": "third key", "d": "feature", "e": "feature", "h": "head",
@@ -36,7 +36,7 @@ def panels_of(record: Any, arrays: Mapping[str, Any], result: Any) -> list[Panel
     arrays: what the formula was called with; a curve is drawn over the one array of its shape, if there is just one.
     """
     fields: Mapping[str, Any] = result._asdict() if hasattr(result, "_asdict") else {record.outputs[0]: result}
-    fields = {key: np.asarray(value, dtype=float) for key, value in fields.items() if value is not None}
+    fields = {key: as_numpy(value).astype(float) for key, value in fields.items() if value is not None}
     if all(value.ndim == 0 for value in fields.values()):
         return [Panel(record.name, np.array(list(fields.values())), labels=tuple(fields))]
     is_weights = "weights" in fields

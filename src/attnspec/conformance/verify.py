@@ -11,7 +11,7 @@ import numpy as np
 from attnspec.conformance.bounds import NoBound, bound
 from attnspec.conformance.cases import cases
 from attnspec.conformance.identities import Identity, discrepancy, identities
-from attnspec.dispatch import BACKENDS, record_of, select
+from attnspec.dispatch import BACKENDS, as_numpy, record_of, select
 from attnspec.golden import golden_cases
 from attnspec.reference.formula import Formula
 from attnspec.reference.inputs import parse_shape
@@ -106,6 +106,11 @@ def as_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
+def as_float64(result: Any) -> np.ndarray:
+    """A result of any backend as NumPy's float64."""
+    return as_numpy(result).astype(np.float64)
+
+
 def judged(call: Callable[[], Any], want: Any, limits: dict[str, np.ndarray]) -> tuple[float, float]:
     """(error, bound) of the element, among all outputs of the call, whose error is largest in units of its bound."""
     got = call()
@@ -113,7 +118,7 @@ def judged(call: Callable[[], Any], want: Any, limits: dict[str, np.ndarray]) ->
     (only, *_) = limits                                  # the name of a result that is no tuple
     outputs, results = (x._asdict() if hasattr(x, "_asdict") else {only: x} for x in (want, got))
     for key, limit in limits.items():
-        ours, theirs = np.asarray(outputs[key]), np.asarray(results[key], dtype=np.float64)
+        ours, theirs = np.asarray(outputs[key]), as_float64(results[key])
         if ours.shape != theirs.shape:
             raise ValueError(f"{key}: expected shape {ours.shape}, got {theirs.shape}")
         error, limit = np.abs(theirs - ours), np.broadcast_to(limit, ours.shape)

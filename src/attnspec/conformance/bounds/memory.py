@@ -13,30 +13,22 @@ from attnspec.conformance.bounds.pieces import (
     logits_of,
     seen_values,
     spread,
-    summed_like,
     tail,
     weight_error,
 )
 from attnspec.conformance.bounds.softmax import gradients_bound
 from attnspec.reference.formula import Formula
+from attnspec.reference.inputs import sum_to_shape
 from attnspec.reference.memory.sdm import fitted_beta
 from attnspec.reference.memory.sdm_attention import log_cap, log_circle
 from attnspec.reference.numerics import norm, unit
 from attnspec.reference.softmax.weights import softmax_weights, weighted_values
 
 
-def hopfield_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
-    """A fixed number of updates whose state is kept in the accumulation's precision; J carries an update's error through the next."""
-    if record.name == "hopfield_retrieve" and call.get("n_iters", 0) != 0 and call.get("tol", 1e-4) is not None:
-        raise NoBound("the bound of Hopfield retrieval is derived for a fixed number of updates, tol=None")
-    a, u, eta = precision
-    x, y = (np.asarray(call[name], dtype=np.float64) for name in ("state", "stored"))
-    values = y if call.get("projection") is None else np.asarray(call["projection"], dtype=np.float64)
-    beta = 1 / np.sqrt(y.shape[-1]) if call.get("beta") is None else call["beta"]
-    mask = call.get("mask")
-    visible = np.broadcast_to(True if mask is None else mask, (*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2]))
-    updates = call.get("n_iters", 0) if record.name == "hopfield_retrieve" else 0
+def retrieved(x: np.ndarray, y: np.ndarray, values: np.ndarray, beta: float, visible: np.ndarray, updates: int, a: float) -> list[Any]:
+    """The states before each softmax, and what is read out last, with their errors; J carries an update's error through the next."""
     error = np.zeros(np.broadcast_shapes(x.shape, (*visible.shape[:-1], x.shape[-1])))
+    passed = [(x, error)]
     for step in range(updates + 1):
         target = values if step == updates else y
         s = beta * (x @ np.swapaxes(y, -1, -2))
@@ -45,13 +37,35 @@ def hopfield_bound(record: Formula, call: Mapping[str, Any], precision: Precisio
         logit_error = (np.sqrt(y.shape[-1]) + 2) * a * abs(beta) * (np.abs(x) @ np.abs(np.swapaxes(y, -1, -2)))
         pE = weight_error(p, exponent_error(s, logit_error, visible, a))
         pv = p @ np.abs(target)
-        deviation = target[..., None, :, :] - o[..., :, None, :]
-        centred = y[..., None, :, :] - (p @ y)[..., :, None, :]
-        J = beta * np.einsum("...ij,...ijc,...ijk->...ick", p, deviation, centred)
-        carried = np.einsum("...ick,...ik->...ic", np.abs(J), error)
+        carried = np.einsum("...ick,...ik->...ic", np.abs(jacobian(p, target, o, y, beta)), error)
         error = spread(pE, target, o) + chain(y.shape[-2]) * a * pv + a * (np.abs(o) + pv) + carried
         x = o
-    return {"out": error + u * np.abs(x) + eta * (1 + np.sum(np.abs(values), axis=-2, keepdims=True))}
+        passed.append((x, error))
+    return passed
+
+
+def jacobian(p: np.ndarray, target: np.ndarray, o: np.ndarray, y: np.ndarray, beta: float) -> np.ndarray:
+    """beta sum_j p_ij (v_j - o_i) (y_j - mean_i)^T, the derivative of o_i = sum_j p_ij v_j by the state."""
+    centred = y[..., None, :, :] - (p @ y)[..., :, None, :]
+    return beta * np.einsum("...ij,...ijc,...ijk->...ick", p, target[..., None, :, :] - o[..., :, None, :], centred)
+
+
+def all_visible(call: Mapping[str, Any], x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    shape = (*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2])
+    return np.broadcast_to(True if call.get("mask") is None else call["mask"], shape)
+
+
+def hopfield_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """A fixed number of updates whose state is kept in the accumulation's precision."""
+    if record.name == "hopfield_retrieve" and call.get("n_iters", 0) != 0 and call.get("tol", 1e-4) is not None:
+        raise NoBound("the bound of Hopfield retrieval is derived for a fixed number of updates, tol=None")
+    a, u, eta = precision
+    x, y = (np.asarray(call[name], dtype=np.float64) for name in ("state", "stored"))
+    values = y if call.get("projection") is None else np.asarray(call["projection"], dtype=np.float64)
+    beta = 1 / np.sqrt(y.shape[-1]) if call.get("beta") is None else call["beta"]
+    updates = call.get("n_iters", 0) if record.name == "hopfield_retrieve" else 0
+    out, error = retrieved(x, y, values, beta, all_visible(call, x, y), updates, a)[-1]
+    return {"out": error + u * np.abs(out) + eta * (1 + np.sum(np.abs(values), axis=-2, keepdims=True))}
 
 
 def energy_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
@@ -80,22 +94,46 @@ def energy_bound(record: Formula, call: Mapping[str, Any], precision: Precision)
 
 
 def hopfield_gradients_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
-    """The read-out alone: the gradients of softmax attention whose keys, and values unless projected, are the stored patterns."""
-    if call.get("n_iters", 0) != 0:
-        raise NoBound("the bound of Hopfield gradients is derived for the read-out, n_iters=0")
-    projected = call.get("projection") is not None
-    stored = call["stored"]
-    beta = 1 / np.sqrt(np.shape(stored)[-1]) if call.get("beta") is None else call["beta"]
-    attention = {"q": call["state"], "k": stored, "v": call["projection"] if projected else stored, "do": call["do"], "scale": beta,
-                 "mask": call.get("mask")}
-    x = logits_of(attention, precision)
-    P, _ = softmax_weights(x.s, x.visible)
-    of = summed_like(gradients_bound(x, P, False, attention, precision), attention)
-    if projected:
-        return {"dstate": of["dq"], "dstored": of["dk"], "dprojection": of["dv"]}
-    sum_rounds = precision.a * np.abs(record.function(**{name: call[name] for name in ("state", "stored", "do")}, beta=beta,
-                                                      mask=call.get("mask")).dstored)
-    return {"dstate": of["dq"], "dstored": of["dk"] + of["dv"] + sum_rounds}
+    """Every softmax is an attention with keys Y, whose states and cotangents come with errors e and dG; these are carried to first order:
+
+    logits   beta sum_c e_ic |y_jc - mean_ic|, as what all the logits of a row have in common moves no weight
+    dS       P_ij sum_c dG_ic |v_jc - o_ic|, in beta dS^T x_i, which moves by beta |dS|^T e_i too
+    dstate   sum_c |J_ick| dG_ic, with J as forward;   dv = P^T G by P^T dG
+    """
+    a, projected, updates = precision.a, call.get("projection") is not None, call.get("n_iters", 0)
+    state, y, G = (np.asarray(call[name], dtype=np.float64) for name in ("state", "stored", "do"))
+    values = np.asarray(call["projection"], dtype=np.float64) if projected else y
+    beta = 1 / np.sqrt(y.shape[-1]) if call.get("beta") is None else call["beta"]
+    passed = retrieved(state, y, values, beta, all_visible(call, state, y), updates, a)
+    dG, found, sizes, parts = np.zeros(G.shape), {}, [], []
+    for step in range(updates, -1, -1):
+        x_i, e = passed[step]
+        v = values if step == updates else y
+        attention = {"q": x_i, "k": y, "v": v, "do": G, "scale": beta, "mask": call.get("mask")}
+        x = logits_of(attention, precision)
+        P, _ = softmax_weights(x.s, x.visible)
+        o, mean = P @ x.v, P @ y
+        moved = np.where(x.visible, abs(beta) * spread_columns(e, y, mean), 0.0)
+        of = gradients_bound(x._replace(error=x.error + moved, q=np.copysign(np.abs(x_i) + e, x_i)), P, False, attention, precision)
+        dS, e_dS = P * (G @ np.swapaxes(x.v, -1, -2) - np.sum(G * o, axis=-1, keepdims=True)), P * spread_columns(dG, x.v, o)
+        dS, e_dS, PT = np.swapaxes(dS, -1, -2), np.swapaxes(e_dS, -1, -2), np.swapaxes(P, -1, -2)
+        of["dk"] = of["dk"] + abs(beta) * ((1 + 2 * precision.u) * (np.abs(dS) @ e) + e_dS @ (np.abs(x_i) + e))
+        of["dv"] = of["dv"] + PT @ dG
+        dx, dk, dv = beta * (np.swapaxes(dS, -1, -2) @ y), beta * (dS @ x_i), PT @ G
+        dG = of["dq"] + np.einsum("...ick,...ic->...ik", np.abs(jacobian(P, x.v, o, y, beta)), dG)
+        if projected and step == updates:
+            found["dprojection"] = sum_to_shape(of["dv"], np.shape(call["projection"]))
+            of["dv"], dv = np.zeros(1), np.zeros(1)
+        parts.append(sum_to_shape(of["dk"] + of["dv"], y.shape))
+        sizes.append(sum_to_shape(dk + dv, y.shape))
+        G = dx
+    rounds = a * sum(np.abs(part) for part in np.cumsum(sizes, axis=0)[1 if projected else 0 :])       # as the terms are added one by one
+    return {"dstate": sum_to_shape(dG, state.shape), "dstored": sum(parts) + rounds, **found}
+
+
+def spread_columns(errors: np.ndarray, v: np.ndarray, o: np.ndarray) -> np.ndarray:
+    """sum_c errors_ic |v_jc - o_ic|, (..., n, m)."""
+    return np.einsum("...ic,...ijc->...ij", errors, np.abs(v[..., None, :, :] - o[..., :, None, :]))
 
 
 def sdm_attention_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:

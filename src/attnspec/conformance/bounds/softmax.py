@@ -65,6 +65,21 @@ def product_error(x: np.ndarray, w: np.ndarray, a: float) -> np.ndarray:
     return (np.sqrt(x.shape[-1]) + 3) * a * (np.abs(x) @ np.swapaxes(np.abs(w), -1, -2))
 
 
+def multi_query_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
+    """Queries, keys and values carry the errors of their projections, in the accumulation's precision; one sum over heads and features."""
+    a, u, eta = precision
+    x, context, w_q, w_k, w_v, w_o = (np.asarray(call[name], dtype=np.float64) for name in ("x", "context", "w_q", "w_k", "w_v", "w_o"))
+    arrays, errors = {}, {}
+    for name, tokens, w in (("q", x, w_q), ("k", context, w_k[None]), ("v", context, w_v[None])):
+        tokens, w = tokens[..., None, :, :], np.swapaxes(w, -1, -2)
+        arrays[name], errors[name] = tokens @ np.swapaxes(w, -1, -2), product_error(tokens, w, a)
+    options = {name: call.get(name) for name in ("scale", "mask")} | {"causal": call.get("causal", False)}
+    o, error = of_inexact_arrays(arrays, errors, options, Precision(a, a, 0.0))
+    back, y = np.abs(np.swapaxes(w_o, -1, -2)), np.sum(o @ np.swapaxes(w_o, -1, -2), axis=-3)
+    sizes = np.sum(np.abs(o) @ back, axis=-3)
+    return {"out": np.sum(error @ back, axis=-3) + chain(w_o.shape[0] * w_o.shape[-1]) * a * sizes + u * np.abs(y) + eta}
+
+
 def gradients_bound(
     x: Logits, P: np.ndarray, signed: bool, call: Mapping[str, Any], precision: Precision, sink: Any = None,
 ) -> dict[str, np.ndarray]:
@@ -162,6 +177,7 @@ def merged_partials_bound(record: Formula, call: Mapping[str, Any], precision: P
 
 
 BOUNDS = {
+    "multi query": multi_query_bound,
     "merged partials": merged_partials_bound,
     "softmax": softmax_bound,
     "softmax gradients": softmax_gradients_bound,

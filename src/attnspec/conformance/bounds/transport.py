@@ -13,7 +13,15 @@ from attnspec.reference.formula import Formula
 from attnspec.reference.numerics import norm
 from attnspec.reference.softmax.weights import softmax_weights
 from attnspec.reference.transport.flow import clipped, features, flow, per
-from attnspec.reference.transport.goat import frequencies, goat_augmented_qk, goat_key_prior, phases, softplus
+from attnspec.reference.transport.goat import (
+    at_positions,
+    frequencies,
+    goat_augmented_qk,
+    goat_key_prior,
+    phases,
+    sequence_positions,
+    softplus,
+)
 
 
 def goat_features_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
@@ -48,8 +56,8 @@ def goat_features_bound(record: Formula, call: Mapping[str, Any], precision: Pre
 def key_prior_error(positions: np.ndarray, network: Mapping[str, np.ndarray], options: Mapping[str, Any], a: float) -> np.ndarray:
     """Error of goat_key_prior: the network's two products and its SiLU, of slope at most 1.1, then a sum of three terms."""
     w1, b1, w2, b2, gain, bump = (network[name] for name in ("w1", "b1", "w2", "b2", "gain", "bump"))
-    M, N, j = w1.shape[-1] // 2 - 1, max(len(positions) - 1, 1), positions
-    phase, placed = phases(j, frequencies(M, options.get("absolute_base", 1e4)), None, False)
+    M, N, j = w1.shape[-1] // 2 - 1, options.get("training_length") or max(len(positions) - 1, 1), positions
+    phase, placed = phases(j, frequencies(M, options.get("absolute_base", 1e4)), options.get("grid"), options.get("cls", False))
     f = np.concatenate([placed * np.cos(phase), placed * np.sin(phase), np.stack([j / N, np.log1p(j) / np.log1p(N)], axis=-1)], axis=-1)
     x = f @ w1.T + b1
     dx = product_error(f, w1, a) + 3 * a * (np.abs(f) @ np.abs(w1).T) + a * (np.abs(b1) + np.abs(x))
@@ -61,26 +69,34 @@ def key_prior_error(positions: np.ndarray, network: Mapping[str, np.ndarray], op
 
 
 FEATURES = ("a", "b", "u", "gate_scale", "gate_bias", "causal", "query_offset", "key_offset", "position_base", "grid", "cls", "enable_gqa")
+PRIOR = ("prior_scale", "absolute_base", "training_length", "grid", "cls")
+
+
+def goat_visible(n: int, m: int, mask: Any, call: Mapping[str, Any]) -> Any:
+    """Which keys the queries see at the positions that the offsets give."""
+    causal = call.get("causal", False)
+    i, j = sequence_positions(n, m, causal, call.get("query_offset"), call.get("key_offset", 0))
+    return at_positions(i, j, mask, causal)
 
 
 def goat_heads_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
     """Softmax attention of the augmented queries and keys, whose features carry an error, with no scale."""
-    if call.get("query_offset") is not None or call.get("key_offset", 0) or call.get("causal") in ("top-left",):
-        raise NoBound("the bound of GOAT is derived where queries stand at the end of the keys")
+    if call.get("u") is not None and not np.all(np.isfinite(call["u"])):
+        raise NoBound("the bound of GOAT is derived for finite priors u")
     given = {name: call[name] for name in FEATURES if call.get(name) is not None}
     q, k = goat_augmented_qk(call["q"], call["k"], **given)
     accumulated = Precision(precision.a, precision.a, precision.eta)
     errors = goat_features_bound(goat_augmented_qk.record, {"q": call["q"], "k": call["k"], **given}, accumulated)
-    options = {"scale": 1.0, "mask": call.get("mask"), "causal": call.get("causal", False), "enable_gqa": True}
+    options = {"scale": 1.0, "mask": goat_visible(q.shape[-2], k.shape[-2], call.get("mask"), call), "enable_gqa": True}
     return {"out": of_inexact_arrays({"q": q, "k": k, "v": np.asarray(call["v"], dtype=np.float64)},
                                      {"q": errors["q_augmented"], "k": errors["k_augmented"]}, options, precision)[1]}
 
 
 def goat_layer_bound(record: Formula, call: Mapping[str, Any], precision: Precision) -> dict[str, np.ndarray]:
-    """Projections, the attention of the heads between them, and the keys' own prior."""
-    options = ("mask", "key_mask", "gate_scale", "query_offset", "grid", "training_length")
-    if any(call.get(name) is not None for name in options) or call.get("key_offset", 0) or call.get("causal") == "top-left":
-        raise NoBound("the bound of a GOAT layer is derived without masks, gates, offsets and grids")
+    """Projections, the attention of the heads between them, and the keys' own prior.
+
+    A gate moves by the relative error (1 - g) softplus(rate) |dq| at most where the query that it is of is off by dq.
+    """
     a, u, eta = precision
     x = {name: np.asarray(value, dtype=np.float64) for name, value in call.items() if isinstance(value, np.ndarray)}
     causal = call.get("causal", False)
@@ -94,22 +110,33 @@ def goat_layer_bound(record: Formula, call: Mapping[str, Any], precision: Precis
     prior: dict[str, np.ndarray] = {}
     if network:
         network |= {} if x.get("recency") is None or causal is False else {"recency": x["recency"]}
-        positions = np.arange(x["k_input"].shape[-2])
-        given = {name: call[name] for name in ("prior_scale", "absolute_base") if name in call}
+        positions = call.get("key_offset", 0) + np.arange(x["k_input"].shape[-2])
+        given = {name: call[name] for name in PRIOR if call.get(name) is not None}
         prior = {"u": goat_key_prior(positions, **network, **given)}
         d_prior = key_prior_error(positions, network, given, a)
-    waves = {"a": x["a"], "b": x["b"], "causal": causal, "enable_gqa": True, "position_base": call.get("position_base", 1e4), **prior}
+    waves = {name: call[name] for name in FEATURES if call.get(name) is not None} | {"enable_gqa": True, **prior}
     features = goat_augmented_qk(heads["q"], heads["k"], **waves)
     accumulated = Precision(a, a, eta)
     of_features = goat_features_bound(goat_augmented_qk.record, {"q": heads["q"], "k": heads["k"], **waves}, accumulated)
     width = features.q_augmented.shape[-1] - 2 * x["a"].shape[-1] - ("u" in prior)
     dq, dk = (np.where(np.arange(features.q_augmented.shape[-1]) < width, errors[name], 0.0) for name in ("q", "k"))
-    dq = dq / np.sqrt(max(width, 1)) + of_features["q_augmented"]
+    of_size = np.zeros(())
+    if call.get("gate_scale") is not None:
+        rate, bias = (x[name][:, None, None] for name in ("gate_scale", "gate_bias"))
+        closed = 1 - sigmoid(bias - softplus(rate) * norm(heads["q"][..., :width]))
+        of_size = np.where(np.arange(dq.shape[-1]) < width, 0.0, np.abs(features.q_augmented) * closed * softplus(rate) * norm(dq))
+    dq = dq / np.sqrt(max(width, 1)) + of_size + of_features["q_augmented"]
     dk = dk + of_features["k_augmented"]
     if network:
         dk[..., -1] += d_prior
+    mask = call.get("mask")
+    if call.get("key_mask") is not None:
+        keys = np.asarray(call["key_mask"])
+        keys = keys[..., None, None, :] if keys.ndim else keys
+        mask = keys if mask is None else mask & keys
+    mask = goat_visible(heads["q"].shape[-2], heads["k"].shape[-2], mask, call)
     out, error = of_inexact_arrays({"q": features.q_augmented, "k": features.k_augmented, "v": heads["v"]},
-                                   {"q": dq, "k": dk, "v": errors["v"]}, {"scale": 1.0, "causal": causal, "enable_gqa": True}, accumulated)
+                                   {"q": dq, "k": dk, "v": errors["v"]}, {"scale": 1.0, "mask": mask, "enable_gqa": True}, accumulated)
     w_o = np.abs(x["w_o"])
     h, d = w_o.shape[1:]
     total = np.einsum("...hnd,chd->...nc", np.abs(out), w_o)

@@ -1,0 +1,1 @@
+"""MLX twins of the transport formulas."""
