@@ -1,5 +1,6 @@
 """The boundary between callers' arrays and graphs: what a twin takes, and in which dtype its results go back."""
 
+import contextvars
 import functools
 import inspect
 from typing import Any
@@ -15,6 +16,14 @@ HALF = (mx.float16, mx.bfloat16)
 DTYPES = ("float32", "float16", "bfloat16")
 ALLOWED = {"bits": (0, 1), "spins": (-1, 1)}
 WHOLE = {"bits": mx.uint8, "spins": mx.int8, "int": mx.int64}
+
+
+_common: contextvars.ContextVar[mx.Dtype] = contextvars.ContextVar("common dtype", default=mx.float32)
+
+
+def common_dtype() -> mx.Dtype:
+    """The half dtype in which all arrays of the call came, else float32."""
+    return _common.get()
 
 
 def twin(function=None, *, lacks: dict[str, str] | None = None, dtypes: tuple[str, ...] = DTYPES):
@@ -33,8 +42,11 @@ def twin(function=None, *, lacks: dict[str, str] | None = None, dtypes: tuple[st
         record = formula.RECORDS[function.__name__]
         given: list[mx.Dtype] = []
         bound = formula.checked_arguments(record, signature, args, kwargs, functools.partial(real_or_kind, given))
-        result = function(*bound.args, **bound.kwargs)
-        return in_dtype(result, given[0] if given and given[0] in HALF and len(set(given)) == 1 else mx.float32)
+        token = _common.set(given[0] if given and given[0] in HALF and len(set(given)) == 1 else mx.float32)
+        try:
+            return in_dtype(function(*bound.args, **bound.kwargs), common_dtype())
+        finally:
+            _common.reset(token)
 
     signature = inspect.signature(function)
     return formula.twin(dtypes=dtypes, lacks=lacks)(checked)

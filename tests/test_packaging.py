@@ -59,7 +59,10 @@ def test_a_wheel_works_in_a_fresh_environment(wheel, tmp_path):
     here = next(path for path in sys.path if path.endswith("site-packages"))
     (next((tmp_path / "env").glob("lib/python*/site-packages")) / "dependencies.pth").write_text(here + "\n", encoding="utf-8")
     code = ("import attnspec, attnspec.reference\nfrom attnspec.golden import golden_cases\n"
-            "assert all(golden_cases(name) for name in ('cog_attention', 'scaled_dot_product_attention'))\nprint(attnspec.__file__)")
+            "assert all(golden_cases(name) for name in ('cog_attention', 'scaled_dot_product_attention'))\n"
+            "from importlib import resources\n"
+            "assert 'threadgroup' in resources.files('attnspec.mlx_backend.softmax').joinpath('tiles.metal').read_text()\n"
+            "print(attnspec.__file__)")
     shown = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert str(tmp_path) in shown.stdout
     shown = subprocess.run([tmp_path / "env" / "bin" / "attnspec", "verify", "cog_attention"], cwd=tmp_path, capture_output=True, text=True)

@@ -3,7 +3,8 @@
 import mlx.core as mx
 
 from attnspec.mlx_backend.activations import ns_sigmoid, silu
-from attnspec.mlx_backend.graph import any_to_shape, select, softmax_attention, turned, visible_keys
+from attnspec.mlx_backend.graph import any_to_shape, select, turned, visible_keys
+from attnspec.mlx_backend.softmax.tiles import attention
 from attnspec.mlx_backend.twin import twin
 from attnspec.reference.inputs import AttentionResult, one_of
 
@@ -46,7 +47,9 @@ def gated_attention(
     q = gated(q) if position == "G4" else q
     k = gated(seen(k)) if position == "G3" else k
     v = gated(seen(v)) if position == "G2" else v
-    out, P, _ = softmax_attention(q, k, v, scale=scale, mask=mask, causal=causal, enable_gqa=enable_gqa)
+    out, P, _ = attention(
+        q, k, v, return_weights=return_weights, own=position in ("G1", "G5"), scale=scale, mask=mask, causal=causal, enable_gqa=enable_gqa,
+    )
     if position == "G1":
         out = gated(out) if visible is None else select(met, gated(out), 0.0)
     if w_o is not None:

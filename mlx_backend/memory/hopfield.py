@@ -20,6 +20,7 @@ from attnspec.mlx_backend.graph import (
     visible_keys,
     weighted_values,
 )
+from attnspec.mlx_backend.softmax import tiles
 from attnspec.mlx_backend.twin import twin
 from attnspec.reference.inputs import AttentionResult, default_scale, number, whole
 from attnspec.reference.memory.hopfield import HopfieldGradients, HopfieldRetrieval
@@ -65,9 +66,15 @@ def weights(state, stored, beta, visible):
 @twin
 def hopfield_update(state, stored, *, beta=None, mask=None):
     """One update of the states (..., n, d) among stored patterns (..., m, d); the parameters are those of the reference."""
-    beta = inverse_temperature(beta, state)
+    return recalled(state, stored, stored, inverse_temperature(beta, state), mask)
+
+
+def recalled(state, stored, values, beta, mask):
+    """softmax(beta state stored^T) values, by the kernel where it is taken."""
+    if tiles.takes(state, stored, values):
+        return tiles.attend(state, stored, values, scale=beta, mask=mask)[0]
     visible = visible_keys(state.shape[-2], stored.shape[-2], mask)
-    return weighted_values(weights(state, stored, beta, visible), stored, visible)
+    return weighted_values(weights(state, stored, beta, visible), values, visible)
 
 
 # --- retrieval -----------------------------------------------------------------------------------------------------------------------
@@ -85,6 +92,10 @@ def hopfield_retrieve(
         tol = float(number("tol", tol, above=0))
     elif endless:
         raise ValueError("tol: expected a number > 0 where n_iters is None, got None")
+    if tol is None and not (return_weights or return_info):
+        for _ in range(int(K)):
+            state = recalled(state, stored, stored, beta, mask)
+        return recalled(state, stored, stored if projection is None else projection, beta, mask)
     visible = visible_keys(state.shape[-2], stored.shape[-2], mask)
 
     xi, A = state, weights(state, stored, beta, visible)

@@ -15,7 +15,8 @@ from attnspec.mlx_backend.graph import (
     visible_keys,
     weighted_values,
 )
-from attnspec.mlx_backend.twin import twin
+from attnspec.mlx_backend.softmax import tiles
+from attnspec.mlx_backend.twin import common_dtype, twin
 from attnspec.reference.inputs import AttentionResult, one_of
 from attnspec.reference.softmax.scaled_dot_product import AttentionGradients
 
@@ -54,8 +55,16 @@ def cog_attention(
     q, k, v, *, scale=None, mask=None, causal=False, normaliser="visible", enable_gqa=False, return_weights=False,
 ):
     """Cog attention of q (..., n, d) over k (..., m, d), v (..., m, e); the parameters are those of the reference."""
-    out, A = signed_attention(q, k, v, scale=scale, mask=mask, causal=causal, normaliser=normaliser, enable_gqa=enable_gqa)
+    options = {"scale": scale, "mask": mask, "causal": causal, "enable_gqa": enable_gqa}
+    kind = 1 + NORMALISERS.index(one_of("normaliser", normaliser, NORMALISERS))
+    if tiles.takes(q, k, v, return_weights):
+        return tiles.attend(q, k, v, dtype=common_dtype(), signed=kind, graph=functools.partial(graph, normaliser), **options)[0]
+    out, A = signed_attention(q, k, v, normaliser=normaliser, **options)
     return AttentionResult(out, A) if return_weights else out
+
+
+def graph(normaliser, q, k, v, *, scale, mask, causal, enable_gqa, **_):
+    return [signed_attention(q, k, v, scale=scale, mask=mask, causal=causal, normaliser=normaliser, enable_gqa=enable_gqa)[0]]
 
 
 @twin

@@ -3,6 +3,7 @@
 import functools
 
 from attnspec.mlx_backend.graph import gradients_of, softmax_attention
+from attnspec.mlx_backend.softmax.tiles import attention
 from attnspec.mlx_backend.twin import twin
 from attnspec.reference.inputs import AttentionResult
 from attnspec.reference.softmax.scaled_dot_product import AttentionGradients
@@ -14,8 +15,9 @@ def scaled_dot_product_attention(
     return_weights=False, return_lse=False,
 ):
     """Softmax attention of q (..., n, d) over k (..., m, d), v (..., m, e); the parameters are those of the reference."""
-    out, P, L = softmax_attention(
-        q, k, v, scale=scale, softcap=softcap, bias=bias, mask=mask, causal=causal, window=window, sink=sink, enable_gqa=enable_gqa,
+    out, P, L = attention(
+        q, k, v, return_weights=return_weights, own=True, scale=scale, softcap=softcap, bias=bias, mask=mask, causal=causal, window=window,
+        sink=sink, enable_gqa=enable_gqa,
     )
     if not (return_weights or return_lse):
         return out

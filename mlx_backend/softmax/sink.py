@@ -1,6 +1,6 @@
 """Twin of reference/softmax/sink.py: the sink is one more term of the normaliser, not a column that is dropped afterwards."""
 
-from attnspec.mlx_backend.graph import softmax_attention
+from attnspec.mlx_backend.softmax.tiles import attention
 from attnspec.mlx_backend.twin import twin
 from attnspec.reference.inputs import AttentionResult
 
@@ -11,8 +11,9 @@ def attention_with_sink(
     return_weights=False, return_lse=False,
 ):
     """Softmax attention of q (..., h, n, d) over k (..., hk, m, d), v (..., hk, m, e) with a sink (h,); parameters as in the reference."""
-    out, P, L = softmax_attention(
-        q, k, v, scale=scale, softcap=softcap, bias=bias, mask=mask, causal=causal, window=window, sink=sink, enable_gqa=enable_gqa,
+    out, P, L = attention(
+        q, k, v, return_weights=return_weights, own=True, scale=scale, softcap=softcap, bias=bias, mask=mask, causal=causal, window=window,
+        sink=sink, enable_gqa=enable_gqa,
     )
     if not (return_weights or return_lse):
         return out

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from attnspec.mlx_backend.graph import softmax_attention
+from attnspec.mlx_backend.softmax.tiles import attention
 from attnspec.mlx_backend.twin import twin
 from attnspec.reference.inputs import AttentionResult
 
@@ -13,9 +13,9 @@ def softmax_one_attention(
     return_weights=False, return_lse=False,
 ):
     """Softmax-one attention of q (..., n, d) over k (..., m, d), v (..., m, e); the parameters are those of the reference."""
-    out, P, L = softmax_attention(
-        q, k, v, scale=scale, softcap=softcap, bias=bias, mask=mask, causal=causal, window=window, sink=mx.array(0.0),
-        enable_gqa=enable_gqa,
+    out, P, L = attention(
+        q, k, v, return_weights=return_weights, own=True, scale=scale, softcap=softcap, bias=bias, mask=mask, causal=causal, window=window,
+        sink=mx.array(0.0), enable_gqa=enable_gqa,
     )
     if not (return_weights or return_lse):
         return out

@@ -8,13 +8,17 @@ from attnspec.mlx_backend.graph import (
     attention_logits,
     grouped_heads,
     row_maximum,
+    scale_of,
     select,
     softmax_weights,
     visible_keys,
     weighted_values,
 )
+from attnspec.mlx_backend.softmax import tiles
 from attnspec.mlx_backend.twin import twin
 from attnspec.reference.inputs import AttentionResult, number
+
+STEEP = 1e6        # a scale from which on the largest logit is subtracted before it is multiplied
 
 
 @twin
@@ -22,9 +26,14 @@ def prior_attention(
     q, k, v, log_prior, *, tau=1.0, scale=None, mask=None, causal=False, enable_gqa=False, return_weights=False,
 ):
     """Attention of q (..., n, d) over k (..., m, d), v (..., m, e) with a prior (..., n, m); the parameters are those of the reference."""
+    tau = float(number("tau", tau, above=0))
+    steep = scale_of(scale, q) / tau
+    if abs(steep) < STEEP and tiles.takes(q, k, v, return_weights):
+        hidden = mx.broadcast_to(log_prior == -INF, np.broadcast_shapes(log_prior.shape, (1, 1)))
+        seen = ~hidden if mask is None else mx.logical_and(mask, ~hidden)
+        return tiles.attend(q, k, v, scale=steep, bias=log_prior, mask=seen, causal=causal, enable_gqa=enable_gqa)[0]
     if enable_gqa:
         k, v = grouped_heads(q, k, v)
-    tau = float(number("tau", tau, above=0))
     n, m = q.shape[-2], k.shape[-2]
     visible = visible_keys(n, m, mask, causal)
     has_prior = log_prior != -INF

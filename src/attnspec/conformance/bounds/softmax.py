@@ -35,7 +35,8 @@ def softmax_bound(record: Formula, call: Mapping[str, Any], precision: Precision
         z = np.broadcast_to(sink[..., None, None], (*p.shape[:-1], 1))
         top = np.max(np.where(x.visible, x.s, -np.inf), axis=-1, keepdims=True, initial=-np.inf)
         dz = 2 * precision.u * np.abs(z) + precision.a * (4 + 2 * (np.maximum(top, z) - z))
-        both, d_both = np.concatenate([p, 1 - np.sum(p, axis=-1, keepdims=True)], axis=-1), np.concatenate([ds, dz], axis=-1)
+        p_sink = np.where(z > -1e300, 1 - np.sum(p, axis=-1, keepdims=True), 0.0)
+        both, d_both = np.concatenate([p, p_sink], axis=-1), np.concatenate([ds, np.where(z > -1e300, dz, 0.0)], axis=-1)
         padded = np.concatenate([x.v, np.zeros((*x.v.shape[:-2], 1, x.v.shape[-1]))], axis=-2)
         core = spread(weight_error(both, d_both), padded, o)
     return {"out": core + tail(p, x.v, o, precision, chain(p.shape[-1]))}

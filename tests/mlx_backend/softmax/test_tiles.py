@@ -1,0 +1,194 @@
+"""The Metal kernel of softmax attention, run by the emulator: within the error bound with every option, and special values exact."""
+
+import numpy as np
+import pytest
+
+import attnspec
+from attnspec.conformance.bounds import bound
+from attnspec.dispatch import as_numpy
+
+mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install 'mlx[cpu]' on Linux)")
+import metal_emulator  # noqa: E402
+from mlx_agreement import in_mlx, in_numpy  # noqa: E402
+
+from attnspec import mlx_backend  # noqa: E402
+from attnspec.mlx_backend import metal  # noqa: E402
+
+pytestmark = pytest.mark.skipif(metal_emulator.skip_reason() is not None, reason=str(metal_emulator.skip_reason()))
+RNG = np.random.default_rng(0)
+
+
+def emulated(**options):
+    """mx.fast.metal_kernel on the CPU; every element of a result must be written."""
+    return metal.made_by(lambda **what: metal_emulator.metal_kernel(**what, require_written=True, **options))
+
+
+def worst_ratio(name, arrays, options, dtype="float32", **emulation):
+    """err/bound of the kernel for one call."""
+    record = attnspec.formulas()[name]
+    given = in_mlx(record, arrays, dtype)
+    exact = in_numpy(record, given)
+    with emulated(**emulation), metal.path("metal"):
+        got = getattr(mlx_backend, name)(**given, **options)
+        mx.eval(got)
+    assert metal.taken()["softmax tiles"] == "metal"
+    limit = bound(record, exact, options, dtype)["out"]
+    want = record.function(**exact, **options)
+    assert got.shape == want.shape
+    got = as_numpy(got).astype(float)
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    with np.errstate(invalid="ignore"):
+        error = np.where(got == want, 0, np.abs(got - want))
+    limit = np.where(np.isfinite(limit), limit, 1e-6 * (1 + np.abs(want)))      # no bound where the query sees an infinity elsewhere
+    return np.nanmax(np.where(error == 0, 0, error / np.where(limit > 0, limit, 1e-300)), initial=0)
+
+
+def drawn(n, m, d, e, h=4, hk=2):
+    return {"q": RNG.standard_normal((h, n, d)), "k": RNG.standard_normal((hk, m, d)), "v": RNG.standard_normal((hk, m, e))}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (7, 5, 4, 3), (37, 70, 16, 9), (65, 63, 40, 64)], ids=str)
+def test_within_the_bound(sizes, dtype):
+    for options in ({}, {"causal": True}):
+        assert worst_ratio("scaled_dot_product_attention", drawn(*sizes), {**options, "enable_gqa": True}, dtype) < 1
+
+
+def options_of(n, m):
+    yield from ({"scale": 0.3}, {"causal": "top-left"}, {"softcap": 2.0}, {"window": (2, 1)}, {"window": (3, None), "causal": True})
+    yield from ({"mask": RNG.random((n, m)) < 0.5}, {"mask": RNG.random((4, 1, m)) < 0.5}, {"mask": np.zeros((n, 1), bool)})
+    yield from ({"bias": RNG.standard_normal((n, m))}, {"bias": RNG.standard_normal((2, 1, 1, m))}, {"sink": RNG.standard_normal(4)})
+
+
+@pytest.mark.parametrize("options", list(options_of(37, 70)), ids=lambda options: ", ".join(options))
+def test_every_option(options):
+    arrays = drawn(37, 70, 16, 9) | {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+    options = {name: x for name, x in options.items() if name not in arrays}
+    assert worst_ratio("scaled_dot_product_attention", arrays, {**options, "enable_gqa": True}) < 1
+
+
+@pytest.mark.parametrize("width", [128, 200, 256])
+def test_wide_heads(width):
+    assert worst_ratio("scaled_dot_product_attention", drawn(9, 40, width, width), {"enable_gqa": True}) < 1
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
+def test_the_order_of_threads_does_not_matter(order):
+    arrays = drawn(37, 70, 16, 9)
+    assert worst_ratio("scaled_dot_product_attention", arrays, {"enable_gqa": True, "causal": True}, order=order) < 1
+
+
+def test_what_is_hidden_never_arrives():
+    """NaN and infinity behind a mask, some of it before the eyes of other queries."""
+    arrays = drawn(37, 70, 16, 9, h=2) | {"mask": RNG.random((37, 70)) < 0.5}
+    arrays["mask"][:, 3] = False
+    arrays["mask"][5] = False
+    arrays["k"][:, 3], arrays["v"][:, 3] = np.nan, np.inf
+    arrays["v"][:, 8, 2], arrays["v"][:, 9, 1], arrays["q"][:, 5] = np.nan, -np.inf, np.nan
+    assert worst_ratio("scaled_dot_product_attention", arrays, {}) < 1
+
+
+def test_sinks_and_softmax_one():
+    arrays = drawn(9, 40, 8, 8, hk=4)
+    assert worst_ratio("softmax_one_attention", arrays, {"causal": True}) < 1
+    assert worst_ratio("attention_with_sink", arrays | {"sink": np.array([0.0, -np.inf, 30.0, -3.0])}, {}) < 1
+
+
+def test_log_sum_exp_and_axes():
+    arrays = drawn(9, 12, 8, 8, h=2) | {"v": RNG.standard_normal((5, 2, 12, 8)), "mask": RNG.random((9, 12)) < 0.3}
+    record = attnspec.formulas()["scaled_dot_product_attention"]
+    given = in_mlx(record, arrays)
+    with emulated(), metal.path("metal"):
+        got = mlx_backend.scaled_dot_product_attention(**given, return_lse=True)
+        mx.eval(*got[::2])
+    want = record.function(**in_numpy(record, given), return_lse=True)
+    np.testing.assert_allclose(np.array(got.out), want.out, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(np.array(got.lse), want.lse, rtol=0, atol=2e-6)
+
+
+def test_gradients_are_those_of_the_graph():
+    q, k, v = (mx.array(x.astype(np.float32)) for x in drawn(9, 12, 8, 8, h=2).values())
+
+    def loss(q, k, v):
+        return mx.sum(mlx_backend.scaled_dot_product_attention(q, k, v, causal=True) ** 2)
+
+    with emulated(), metal.path("metal"):
+        ours = mx.grad(loss, argnums=(0, 1, 2))(q, k, v)
+        mx.eval(ours)
+    with metal.path("graph"):
+        theirs = mx.grad(loss, argnums=(0, 1, 2))(q, k, v)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(np.array(one), np.array(other), rtol=0, atol=1e-5)
+
+
+OTHERS = [
+    ("cog_attention", {}), ("cog_attention", {"causal": True}), ("cog_attention", {"normaliser": "nonzero"}),
+    ("gated_attention", {}), ("gated_attention", {"position": "G4"}), ("prior_attention", {}), ("prior_attention", {"tau": 2.0}),
+    ("hopfield_update", {"beta": 0.7}), ("hopfield_retrieve", {"n_iters": 2, "tol": None}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name, options", OTHERS, ids=str)
+def test_every_function_that_takes_the_kernel(name, options, dtype):
+    record = attnspec.formulas()[name]
+    arrays = record.draw({dim: size for dim, size in {"n": 19, "m": 37, "d": 12, "e": 12, "h": 4}.items() if dim in record.dimensions})
+    assert worst_ratio(name, arrays, options, dtype) < 1
+
+
+def test_signed_weights_and_masks():
+    arrays = drawn(19, 37, 8, 8, hk=4) | {"mask": RNG.random((19, 37)) < 0.4}
+    arrays["k"][:, 5] = 0.0                                            # logits of 0: without a value, but counted
+    arrays["mask"][3] = False
+    arrays["v"][:, 7] = np.where(arrays["mask"][:, 7].any(), arrays["v"][:, 7], np.nan)
+    for normaliser in ("visible", "nonzero"):
+        assert worst_ratio("cog_attention", arrays, {"normaliser": normaliser}) < 1
+
+
+def test_a_prior_of_zero_hides_what_stands_there():
+    arrays = drawn(9, 20, 8, 8, h=2) | {"log_prior": np.where(RNG.random((9, 20)) < 0.3, -np.inf, RNG.standard_normal((9, 20)))}
+    arrays["log_prior"][:, 4] = -np.inf
+    arrays["v"][:, 4], arrays["k"][:, 4] = np.nan, np.inf
+    assert worst_ratio("prior_attention", arrays, {}) < 1
+
+
+class TestChoice:
+    def test_a_kernel_that_was_asked_for_is_taken_or_refused(self):
+        q = mx.zeros((2, 3, 4))
+        with metal.path("metal"), pytest.raises(ValueError, match=r"^path: 'metal' cannot be .* softmax tiles: there is no Metal"):
+            mlx_backend.scaled_dot_product_attention(q, q, q)
+        with emulated(), metal.path("metal"), pytest.raises(ValueError, match=r"it does not write weights$"):
+            mlx_backend.scaled_dot_product_attention(q, q, q, return_weights=True)
+        with emulated(), metal.path("metal"), pytest.raises(ValueError, match=r"heads are at most 256 wide, got 300 and 4$"):
+            mlx_backend.scaled_dot_product_attention(mx.zeros((3, 300)), mx.zeros((3, 300)), q[0])
+        with pytest.raises(ValueError, match=r"^name: expected 'auto' or 'graph' or 'metal', got 'gpu'$"), metal.path("gpu"):
+            pass
+
+    def test_what_is_taken_is_said(self, monkeypatch):
+        q = mx.zeros((1, 3, 4))
+        mlx_backend.scaled_dot_product_attention(q, q, q)
+        assert metal.taken()["softmax tiles"] == "graph: there is no Metal GPU here"
+        with emulated():
+            mlx_backend.scaled_dot_product_attention(q, q, q)
+            assert metal.taken()["softmax tiles"] == "graph: it does not pay for so little"
+            monkeypatch.setenv("ATTNSPEC_MLX_PATH", "graph")
+            mlx_backend.scaled_dot_product_attention(q, q, q)
+            assert metal.taken()["softmax tiles"] == "graph: it was asked for"
+            monkeypatch.setenv("ATTNSPEC_MLX_PATH", "gpu")
+            with pytest.raises(ValueError, match=r"^ATTNSPEC_MLX_PATH: expected 'auto' or 'graph' or 'metal', got 'gpu'$"):
+                mlx_backend.scaled_dot_product_attention(q, q, q)
+
+    def test_a_kernel_that_disagrees_is_not_used(self, monkeypatch):
+        """One that forgets the scale, say; a warning names it."""
+        def wrong(**what):
+            make = metal_emulator.metal_kernel(**{**what, "source": what["source"].replace("* factors[0]", "* 1.0f")})
+            return lambda **call: make(**call)
+
+        q = mx.array(RNG.standard_normal((1, 300, 8)).astype(np.float32))
+        monkeypatch.setattr(metal, "_trusted", {})
+        with metal.made_by(wrong):
+            with pytest.warns(RuntimeWarning, match=r"softmax tiles .* disagrees with the graph on this machine"):
+                mlx_backend.scaled_dot_product_attention(q, q, q)
+            assert metal.taken()["softmax tiles"] == "graph: it disagreed with the graph here"
+            with metal.path("metal"), pytest.raises(ValueError, match=r"it disagreed with the graph here$"):
+                mlx_backend.scaled_dot_product_attention(q, q, q)
