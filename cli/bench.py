@@ -56,7 +56,7 @@ def bench(
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         for work in progress.track(chosen, description="timing"):
             rows += list(measure(work, rounds, threads, machine.sgemm))
-        if memory or (memory is None and not names):
+        if backend == "numba" and (memory or (memory is None and not names)):
             from attnspec.bench.memory import WATCHED, first_results, memory_growth
 
             growths = [memory_growth(label, threads) for label in progress.track(list(WATCHED), description="memory")]
@@ -72,12 +72,12 @@ def bench(
 
 def choose(names: tuple[str, ...], backend: str, sizes: dict[str, int], dtype: str) -> list[Any]:
     """The workloads of the table, or those of the names; beside the reference where there are none, or at sizes of one's own."""
-    from attnspec.bench import general_workload, workloads
+    from attnspec.bench import general_workload, mlx_workloads, workloads
 
-    table = workloads() if backend == "numba" else []
+    table = workloads() if backend == "numba" else mlx_workloads() if backend == "mlx" else []
     if not names:
         if not table:
-            raise ValueError(f"--backend: the table has workloads for numba only; give the NAMEs to time on {backend}")
+            raise ValueError(f"--backend: the table has workloads for numba and mlx only; give the NAMEs to time on {backend}")
         return table
     chosen = []
     for name in names:

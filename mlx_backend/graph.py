@@ -60,9 +60,14 @@ def any_to_shape(visible: mx.array, shape: tuple[int, ...]) -> mx.array:
 
 
 def total(x: mx.array, axis: int = -1, keepdims: bool = False) -> mx.array:
-    """The sum along an axis, by parts of TILE terms: one chain over thousands of weights would lose the small ones."""
+    """The sum along an axis, by parts of TILE terms: one chain over thousands of weights would lose the small ones.
+
+    Over nothing it is 0, which mx.sum of MLX 0.32.4 may take minutes to find on a CPU.
+    """
     axis %= x.ndim
     size = x.shape[axis]
+    if x.size == 0:
+        return mx.zeros((*x.shape[:axis], *[1] * keepdims, *x.shape[axis + 1 :]), x.dtype)
     if size <= TILE:
         return mx.sum(x, axis=axis, keepdims=keepdims)
     whole = size // TILE * TILE
@@ -124,6 +129,8 @@ def weighted_values(A: mx.array, v: mx.array, visible: mx.array | None = None) -
 
     The gradient by A may hold anything where A is not visible: whoever hid A there hides that too.
     """
+    if A.size == 0 or v.size == 0:
+        return mx.zeros((*joint_lead(A, v, visible), A.shape[-2], v.shape[-1]))
     return A @ v if visible is None else seen_product(A, v, visible)
 
 
@@ -174,6 +181,8 @@ def scale_of(scale: Any, q: mx.array) -> float:
 def attention_logits(q, k, visible=None, scale=None, softcap=None, bias=None) -> mx.array:
     """Logits (..., n, m) of q (..., n, d) and k (..., m, d); what stands where not visible is of no meaning, and without a gradient."""
     s = scale_of(scale, q) * scores(q, k, visible)
+    if s.size == 0:
+        return mx.zeros(np.broadcast_shapes(s.shape, () if bias is None else bias.shape))
     if softcap is not None and 0 < (cap := float(number("softcap", softcap, least=0))) < INF:
         s = cap * mx.tanh(s / cap)
     return s if bias is None else s + bias
@@ -188,6 +197,8 @@ def row_maximum(s: mx.array, alive: mx.array) -> mx.array:
 
 def softmax_weights(s: mx.array, visible: mx.array | None = None, sink: mx.array | None = None) -> tuple[mx.array, mx.array]:
     """Weights P (..., n, m) and log-sum-exp L (..., n) of logits s; sink: one more logit per head, (h,), whose value is 0."""
+    if s.size == 0:
+        return nothing_seen(s, visible, sink)
     alive = s != -INF if visible is None else mx.logical_and(visible, s != -INF)
     top = row_maximum(s, alive)
     z = None if sink is None else sink[..., None, None]
@@ -202,6 +213,13 @@ def softmax_weights(s: mx.array, visible: mx.array | None = None, sink: mx.array
     sums = mx.where(empty, 1.0, sums)
     L = mx.where(empty, -INF, top + mx.log(sums))
     return select(visible, e / sums, 0.0), L[..., 0]
+
+
+def nothing_seen(s: mx.array, visible: mx.array | None, sink: mx.array | None) -> tuple[mx.array, mx.array]:
+    """The weights and log-sum-exp where there are no keys, or no queries."""
+    shape = np.broadcast_shapes(s.shape, (1, 1) if visible is None else visible.shape, (1, 1) if sink is None else (*sink.shape, 1, 1))
+    L = mx.full(shape[:-1], -INF) if sink is None else mx.broadcast_to(sink[..., None], shape[:-1])
+    return mx.zeros(shape), L
 
 
 def softmax_attention(

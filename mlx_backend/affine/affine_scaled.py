@@ -10,9 +10,11 @@ from attnspec.mlx_backend.graph import (
     attention_logits,
     gradients_of,
     grouped_heads,
+    joint_lead,
     scores,
     select,
     softmax_weights,
+    total,
     visible_keys,
     weighted_values,
 )
@@ -57,6 +59,9 @@ def scaled_attention(q, k, v, x, w_a, alpha_ma, *, scale, phi, n_keys, mask, cau
         k, v = grouped_heads(q, k, v)
     h, n, m = q.shape[-3], q.shape[-2], k.shape[-2]
     visible = visible_keys(n, m, mask, causal)
+    if n * m == 0:
+        lead = joint_lead(q, k, v, mask, rank=3)
+        return mx.zeros((*lead, h, n, v.shape[-1])), mx.zeros((*lead, h, n, m))
     P, _ = softmax_weights(attention_logits(q, k, visible, scale), visible)
     sees = None if visible is None else mx.any(visible, axis=-1)
     sees = None if sees is None else mx.broadcast_to(sees, np.broadcast_shapes(sees.shape, (h, n)))
@@ -64,6 +69,6 @@ def scaled_attention(q, k, v, x, w_a, alpha_ma, *, scale, phi, n_keys, mask, cau
     alpha_ma = mx.stop_gradient(alpha_ma)[:, None, None]
     N = max(m, 1)
     if n_keys == "allowed" and visible is not None:
-        N = mx.maximum(mx.sum(visible.astype(mx.float32), axis=-1, keepdims=True), 1.0)
+        N = mx.maximum(total(visible.astype(mx.float32), keepdims=True), 1.0)
     A = select(visible, alpha * P + (alpha_ma - alpha) / N, 0.0)
     return weighted_values(A, v, visible), A

@@ -5,7 +5,7 @@ import math
 import mlx.core as mx
 import numpy as np
 
-from attnspec.mlx_backend.graph import turned
+from attnspec.mlx_backend.graph import joint_lead, total, turned
 from attnspec.mlx_backend.higher_order.pairs import tensor_scale
 from attnspec.mlx_backend.twin import twin
 from attnspec.reference.inputs import CAUSAL, number, one_of, whole
@@ -67,6 +67,8 @@ def tensor_attention_poly(q, k1, k2, v1, v2, *, degree=8, centre=0.0, scale=None
     n, m1, m2 = q.shape[-2], k1.shape[-2], k2.shape[-2]
     i = np.arange(n)
     last1, last2 = (np.full(n, m - 1) if causal is False else i if causal == "top-left" else i + m - n for m in (m1, m2))
+    if n * m1 * m2 == 0:
+        return mx.zeros((*joint_lead(q, k1, k2, v1, v2), n, v1.shape[-1]))
     U1, U2, U3 = factors(q, k1, k2, degree, centre, scale)
     W1, W2 = (mx.concatenate([v, mx.ones((*v.shape[:-1], 1))], axis=-1) for v in (v1, v2))           # the last column gives D
     if causal is False:
@@ -75,7 +77,7 @@ def tensor_attention_poly(q, k1, k2, v1, v2, *, degree=8, centre=0.0, scale=None
         columns = []
         for c in range(W1.shape[-1]):
             sums = running_sums(U2 * W1[..., c, None], last1) * running_sums(U3 * W2[..., c, None], last2)
-            columns.append(mx.sum(U1 * sums, axis=-1))
+            columns.append(total(U1 * sums))
         ND = mx.stack(columns, axis=-1)
     N, D = ND[..., :-1], ND[..., -1:]
     nothing = (np.minimum(last1, m1 - 1) < 0) | (np.minimum(last2, m2 - 1) < 0)

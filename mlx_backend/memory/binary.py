@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 
+from attnspec.mlx_backend.graph import total
 from attnspec.mlx_backend.known import known_true
 from attnspec.mlx_backend.memory.spins import settle, visits
 from attnspec.mlx_backend.twin import twin
@@ -29,7 +30,7 @@ def hopfield_binary(
     b = None if threshold is None else mx.broadcast_to(threshold, s.shape).astype(mx.float64, stream=mx.cpu)
 
     def aligned(s, i):
-        sums = mx.sum(H[..., i, :] * s, axis=-1)
+        sums = total(H[..., i, :] * s)
         if b is not None:                                              # one division: exactly b_i where it should be
             sums = mx.subtract(mx.divide(sums.astype(mx.float64, stream=mx.cpu), float(scale), stream=mx.cpu), b[..., i], stream=mx.cpu)
             sums = mx.sign(sums, stream=mx.cpu).astype(mx.int32, stream=mx.cpu)
@@ -52,7 +53,7 @@ def hebbian(patterns):
 
 def spin_energy(s, H, scale, b):
     """E (...) of states s, in float64: the quadratic part is one of whole numbers, divided once."""
-    pairs = mx.sum(mx.sum(H * s[..., None, :], axis=-1).astype(mx.int64) * s, axis=-1).astype(mx.float64, stream=mx.cpu)
+    pairs = total(total(H * s[..., None, :]).astype(mx.int64) * s).astype(mx.float64, stream=mx.cpu)
     energy = mx.divide(pairs, -2.0 * scale, stream=mx.cpu)
     if b is None:
         return energy

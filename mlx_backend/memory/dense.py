@@ -8,6 +8,7 @@ from decimal import Decimal, localcontext
 import mlx.core as mx
 import numpy as np
 
+from attnspec.mlx_backend.graph import total
 from attnspec.mlx_backend.memory.spins import settle, visits
 from attnspec.mlx_backend.memory.whole_numbers import limbs, sign_of_sum
 from attnspec.mlx_backend.twin import twin
@@ -35,8 +36,8 @@ def dense_associative_memory(
     table = mx.array(limbs(exponentials(d) if interaction == "exponential" else differences(d, degree, rectified)))
 
     def aligned(s, i):
-        h = mx.sum(x * s[..., None, :], axis=-1) - x[..., i] * s[..., i, None]                 # (..., m)
-        sums = mx.sum(mx.take(table, h + d, axis=0) * x[..., i, None].astype(mx.int64), axis=-2)
+        h = total(x * s[..., None, :]) - x[..., i] * s[..., i, None]                 # (..., m)
+        sums = total(mx.take(table, h + d, axis=0) * x[..., i, None].astype(mx.int64), -2)
         sign = sign_of_sum(sums)
         return mx.where(sign == 0, s[..., i], sign)
 

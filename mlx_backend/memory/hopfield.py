@@ -126,7 +126,7 @@ def largest_move(A, A_old, batch):
     """The largest Frobenius norm (h,) of what the weights of a head moved by, over the batch; NaN stands still."""
     moved = mx.stop_gradient(A - A_old)
     moved = mx.where(mx.isnan(moved), 0.0, moved)
-    norm = mx.sqrt(mx.sum(moved * moved, axis=(-2, -1)))
+    norm = mx.sqrt(total(total(moved * moved)))
     if not norm.size:
         return mx.zeros(norm.shape[len(batch) :])
     return mx.max(norm, axis=batch) if batch else norm

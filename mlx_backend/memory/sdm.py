@@ -5,7 +5,7 @@ from decimal import MAX_EMAX, Decimal, localcontext
 import mlx.core as mx
 import numpy as np
 
-from attnspec.mlx_backend.graph import turned
+from attnspec.mlx_backend.graph import total, turned
 from attnspec.mlx_backend.memory.sdm_circle import bits_and_radius, intersections, table_of
 from attnspec.mlx_backend.memory.whole_numbers import exact_product, limbs, sign_of_sum
 from attnspec.mlx_backend.twin import twin
@@ -18,7 +18,7 @@ WEIGHTINGS = ("circle", "exponential")
 def hamming_distances(a, b):
     """Number of differing bits (..., n, m), int32, of a (..., n, d) and b (..., m, d): |a| + |b| - 2 <a, b>, exact for d < 2^22."""
     a, b = a.astype(mx.float32), b.astype(mx.float32)
-    apart = mx.sum(a, axis=-1, keepdims=True) + turned(mx.sum(b, axis=-1, keepdims=True)) - 2 * (a @ turned(b))
+    apart = total(a, keepdims=True) + turned(total(b, keepdims=True)) - 2 * (a @ turned(b))
     return apart.astype(mx.int32)
 
 
@@ -31,7 +31,7 @@ def within(a, b, radius):
 def sdm_write(locations, addresses, pointers, *, radius):
     """SDMStorage (storage, counts) of the neurons at `locations` after all patterns were written; the parameters are the reference's."""
     W = turned(within(addresses, locations, radius))                   # (..., r, m)
-    return SDMStorage(exact_product(W, pointers), mx.sum(W.astype(mx.int64), axis=-1))
+    return SDMStorage(exact_product(W, pointers), total(W.astype(mx.int64)))
 
 
 @twin

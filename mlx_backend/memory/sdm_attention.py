@@ -93,4 +93,4 @@ def finely_unit(x):
         one = mx.ones_like(top)
         x = mx.where(plain, one, x / mx.where(plain, one, top))
         special = mx.where(top == 0, mx.zeros_like(top), mx.array(math.nan, mx.float64))
-        return mx.where(plain, special, x / mx.sqrt(mx.sum(x * x, axis=-1, keepdims=True)))
+        return mx.where(plain, special, x / mx.sqrt(total(x * x, keepdims=True)))

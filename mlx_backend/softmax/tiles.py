@@ -1,8 +1,9 @@
-"""Softmax attention by the kernel in tiles.metal, or by a graph: the softmax twins and their signed and biased kin come here.
+"""Softmax attention by the kernels in tiles.metal and row.metal, or by a graph; the softmax twins and their kin come here.
 
-The kernel keeps nothing of n * m numbers. Its gradients are those of the graph, which computes the weights again.
+The kernels keep nothing of n * m numbers. Their gradients are those of the graph, which computes the weights again.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -14,9 +15,11 @@ from attnspec.mlx_backend.metal import Kernel
 from attnspec.mlx_backend.twin import common_dtype
 from attnspec.reference.inputs import CAUSAL, number, one_of, window_sides
 
-TILES = Kernel("softmax tiles", "attnspec.mlx_backend.softmax", "tiles.metal",
-               ("q", "k", "v", "bias", "mask", "sink", "of", "sizes", "factors"), ("out", "lse"))
-SIMDGROUPS = 4                       # of a threadgroup, each with 8 queries
+INPUTS = ("q", "k", "v", "bias", "mask", "sink", "of", "sizes", "factors")
+TILES = Kernel("softmax tiles", "attnspec.mlx_backend.softmax", "tiles.metal", INPUTS, ("out", "lse"))
+ROW = Kernel("softmax row", "attnspec.mlx_backend.softmax", "row.metal", INPUTS, ("out", "lse"))
+FEW = 8                              # queries up to which each has a threadgroup to itself
+SIMDGROUPS = {TILES: 4, ROW: 8}      # of a threadgroup; those of TILES have 8 queries each
 MEMORY = 32768                       # bytes of a threadgroup's memory
 WIDEST = 256
 PAYS = 2**16                         # logits from which on a kernel is taken; a guess, not measured yet
@@ -37,7 +40,12 @@ def attention(q, k, v, *, return_weights=False, own=False, **options) -> tuple[m
 
 def takes(q, k, v, return_weights=False) -> bool:
     """Whether the kernel is taken for a call."""
-    return TILES.chosen(refusal(q, k, v, return_weights), pays(q, k), (str(common_dtype()),), check)
+    kernel = kernel_for(q)
+    return kernel.chosen(refusal(q, k, v, return_weights), pays(q, k), (str(common_dtype()),), functools.partial(check, kernel))
+
+
+def kernel_for(q) -> Kernel:
+    return ROW if q.shape[-2] <= FEW else TILES
 
 
 def refusal(q, k, v, return_weights) -> str | None:
@@ -63,9 +71,10 @@ def small_case(dtype: mx.Dtype) -> list[mx.array]:
     return [mx.array(rng.standard_normal((2, n, 16)).astype(np.float32)).astype(dtype).astype(mx.float32) for n in (33, 40, 40)]
 
 
-def check() -> bool:
+def check(kernel: Kernel) -> bool:
     """Whether kernel and graph agree on a small causal case."""
     q, k, v = small_case(common_dtype())
+    q = q[:, :FEW] if kernel is ROW else q
     out, lse = attend(q, k, v, dtype=common_dtype(), causal=True)
     want, _, L = softmax_attention(q, k, v, causal=True)
     tolerance = {4: 1e-5, 2: 2e-2}[common_dtype().size]
@@ -113,13 +122,15 @@ def launch(
     low, high = band(n, m, causal, window)
     cap = 0.0 if softcap is None or not 0 < number("softcap", softcap, least=0) < INF else float(softcap)
     keys = 32 if 32 * (max(D, E) + 16 // dtype.size) * dtype.size < MEMORY - 64 else 16
-    rows = 8 * SIMDGROUPS
-    out, lse = TILES.launch(
+    kernel = kernel_for(q)
+    simds = SIMDGROUPS[kernel]
+    rows, more = (8 * simds, {"KEYS": keys, "ROWS": 8 * simds}) if kernel is TILES else (1, {})
+    out, lse = kernel.launch(
         [wide_q, wide_k, wide_v, bias, mask, mx.zeros(1) if sink is None else sink.reshape(-1), mx.array(np.stack(of).astype(np.int32)),
          mx.array([n, m, low, high, *bias.shape[1:], *mask.shape[1:]], mx.int32), mx.array([scale_of(scale, q) * LOG2_E, cap * LOG2_E])],
-        {"T": dtype, "D": D, "E": E, "KEYS": keys, "ROWS": rows, "SIMDS": SIMDGROUPS, "CAPPED": cap > 0, "BIASED": biased,
-         "MASKED": masked, "SIGNED": signed, "SUNK": sink is not None},
-        (32 * SIMDGROUPS * -(-n // rows), heads, 1), (32 * SIMDGROUPS, 1, 1), [((heads, n, E), dtype), ((heads, n), mx.float32)],
+        {"T": dtype, "D": D, "E": E, **more, "SIMDS": simds, "CAPPED": cap > 0, "BIASED": biased, "MASKED": masked, "SIGNED": signed,
+         "SUNK": sink is not None},
+        (32 * simds * -(-n // rows), heads, 1), (32 * simds, 1, 1), [((heads, n, E), dtype), ((heads, n), mx.float32)],
     )
     of_lse = np.broadcast_shapes(*(shape for shape, x in zip(fronts, "qkvbm", strict=True) if x != "v"), of_sink)
     lse = lse.reshape(*lead, n)[(0,) * (len(lead) - len(of_lse))]                # not repeated along axes that only the values have

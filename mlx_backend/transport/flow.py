@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 
-from attnspec.mlx_backend.graph import select, softmax_weights, total, turned, visible_keys, weighted_values
+from attnspec.mlx_backend.graph import joint_lead, select, softmax_weights, total, turned, visible_keys, weighted_values
 from attnspec.mlx_backend.twin import twin
 from attnspec.reference.inputs import AttentionResult, number, one_of
 
@@ -42,6 +42,8 @@ def flow_attention(q, k, v, *, eps=1e-6, flow_eps=0.0, clip=1.0, feature="sigmoi
     """Flow attention of q (..., n, d) over k (..., m, d), v (..., m, e); the parameters are those of the reference."""
     eps, flow_eps = float(number("eps", eps, least=0)), float(number("flow_eps", flow_eps, least=0))
     n, m = q.shape[-2], k.shape[-2]
+    if n * m == 0 and not return_weights:
+        return mx.zeros((*joint_lead(q, k, v), n, v.shape[-1]))
     q, k = features(q, feature), features(k, feature)
     I = per(flow(q, total(k, -2, keepdims=True), eps) + flow_eps)
     O = per(flow(k, total(q, -2, keepdims=True), eps) + flow_eps)
@@ -69,6 +71,8 @@ def flow_attention_causal(q, k, v, *, eps=1e-6, clip=1.0, return_weights=False):
     """Causal flow attention of q (..., n, d) over k (..., n, d), v (..., n, e); the parameters are those of the reference."""
     eps = float(number("eps", eps, least=0))
     n = q.shape[-2]
+    if n == 0 and not return_weights:
+        return mx.zeros((*joint_lead(q, k, v), n, v.shape[-1]))
     t = mx.arange(1, n + 1).astype(mx.float32)
     prefix = visible_keys(n, n, causal=True)
     q, k = mx.sigmoid(q), mx.sigmoid(k)

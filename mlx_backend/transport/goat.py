@@ -8,10 +8,12 @@ from attnspec.mlx_backend.graph import (
     INF,
     any_to_shape,
     grouped_heads,
+    joint_lead,
     row_maximum,
     scores,
     select,
     softmax_weights,
+    total,
     turned,
     weighted_values,
 )
@@ -38,7 +40,7 @@ def norm(x):
     top = mx.stop_gradient(mx.max(mx.abs(x), axis=-1, keepdims=True))
     plain = mx.logical_or(top == 0, top == INF)
     x = mx.where(plain, 1.0, x / mx.where(plain, 1.0, top))
-    return mx.where(plain, top, top * mx.sqrt(mx.sum(x * x, axis=-1, keepdims=True)))[..., 0]
+    return mx.where(plain, top, top * mx.sqrt(total(x * x, keepdims=True)))[..., 0]
 
 
 def prior_gate(q_content, gate_scale, gate_bias):
@@ -110,6 +112,9 @@ def attend_heads(q, k, v, a, b, u, *, gate_scale, gate_bias, mask, causal, query
     if enable_gqa:
         k, v = grouped_heads(q, k, v)
     visible = at_positions(i, j, mask, causal)
+    if len(i) * len(j) == 0:
+        lead = joint_lead(q, k, v, mask, rank=3)
+        return mx.zeros((*lead, *q.shape[-3:-1], v.shape[-1])), mx.zeros((*lead, *q.shape[-3:-1], len(j)))
     if u is not None:
         has_prior = mx.broadcast_to(u != -INF, (q.shape[-3], len(i), len(j)))
         visible = has_prior if visible is None else mx.logical_and(visible, has_prior)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from attnspec.mlx_backend.graph import INF, row_maximum, select, softmax_weights, turned
+from attnspec.mlx_backend.graph import INF, row_maximum, select, softmax_weights, total, turned
 from attnspec.reference.inputs import number, one_of, whole
 from attnspec.reference.transport.sinkhorn import SinkhornPlan
 
@@ -48,7 +48,7 @@ def transport_problem(S: mx.array, eps, key_mask=None, key_marginal="valid") -> 
     n, m = S.shape[-2:]
     valid = valid_keys(m, key_mask)
     visible = mx.logical_and(S != -INF, valid[..., None, :])
-    columns = mx.sum(valid.astype(mx.float32), axis=-1, keepdims=True) if key_marginal == "valid" else mx.array([float(m)])
+    columns = total(valid.astype(mx.float32), keepdims=True) if key_marginal == "valid" else mx.array([float(m)])
     return Problem(select(visible, S, 0.0), visible, max(n, 1), mx.where(columns == 0, 1.0, columns), eps)
 
 
@@ -93,7 +93,7 @@ def solve(problem: Problem, n_iters, tol=None, rho: float = INF) -> SinkhornPlan
         found = (step.P, step.u, step.v)
         kept = found if done is None else tuple(select(~done, new, old) for new, old in zip(found, kept, strict=True))
         if t % 2 == 0:
-            change = mx.sum(mx.abs(mx.stop_gradient(step.u - before)), axis=-1)
+            change = total(mx.abs(mx.stop_gradient(step.u - before)))
             change = mx.mean(change) if change.size else mx.array(0.0)
             error = change if done is None else mx.where(done, error, change)
             before = step.u

@@ -108,7 +108,7 @@ def products(q, k, valid):
 @mx.custom_function
 def distances(q, k, valid):
     """-|q_i - k_j|^2, likewise."""
-    return -mx.sum((q[..., :, None, :] - k[..., None, :, :]) ** 2, axis=-1)
+    return -total((q[..., :, None, :] - k[..., None, :, :]) ** 2)
 
 
 @products.vjp

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.bench.workloads import Arrays, Call, MissingPeer, Peer, Workload
+from attnspec.bench.workloads import MissingPeer, Peer, Workload, in_mlx
 from attnspec.dispatch import BACKENDS, select
 from attnspec.reference.formula import Formula
 
@@ -97,14 +97,3 @@ def general_workload(record: Formula, backend: str, sizes: dict[str, int] | None
         ours=in_mlx(function) if backend == "mlx" else lambda given: lambda: function(**given),
         peers=(Peer("reference", lambda given, threads: lambda: reference(**given)),),
     )
-
-
-def in_mlx(function: Callable[..., Any]) -> Callable[[Arrays], Call]:
-    """A function of mx.arrays, which are made beforehand, and whose result is computed before the clock stops."""
-    import mlx.core as mx
-
-    def prepare(given: Arrays) -> Call:
-        arrays = {name: mx.array(array) for name, array in given.items()}
-        return lambda: mx.eval(function(**arrays))
-
-    return prepare

@@ -344,3 +344,58 @@ def workloads() -> list[Workload]:
         Workload("SDM, 1e6 locations, 1000 patterns", "sdm_read", draw_memory, our_memory, (Peer("NumPy, packed bits", numpy_sdm, 3.0),)),
     ]
     return table
+
+
+# --- MLX -----------------------------------------------------------------------------------------------------------------------------
+
+
+def in_mlx(function: Callable[..., Any], path: str = "auto", **options: Any) -> Callable[[Arrays], Call]:
+    """A function of mx.arrays, which are made beforehand, and whose result is computed before the clock stops."""
+    import mlx.core as mx
+
+    from attnspec.mlx_backend import metal
+
+    def prepare(given: Arrays) -> Call:
+        arrays = {name: mx.array(array) for name, array in given.items()}
+
+        def call() -> None:
+            with metal.path(path):
+                mx.eval(function(**arrays, **options))
+
+        return call
+
+    return prepare
+
+
+def mlx_workloads() -> list[Workload]:
+    """Our MLX functions, by Metal kernels where there is a GPU, beside their graphs and MLX's own attention."""
+    import mlx.core as mx
+
+    from attnspec import mlx_backend
+
+    def fast(**options: Any) -> Callable[..., Any]:
+        def attend(q: Any, k: Any, v: Any, sink: Any = None) -> Any:
+            q, k, v = (x[None] for x in (q, k, v))
+            return mx.fast.scaled_dot_product_attention(q, k, v, scale=FEATURES**-0.5, sinks=sink, **options)
+
+        return attend
+
+    def row(work: str, name: str, arrays: Callable[[], Arrays], own: Callable[..., Any] | None = None, products: float = ATTENTION,
+            **options: Any) -> Workload:
+        function = getattr(mlx_backend, name)
+        peers = [Peer("our graph", lambda given, threads: in_mlx(function, "graph", **options)(given))]
+        if own is not None:
+            peers.insert(0, Peer("mx.fast", lambda given, threads: in_mlx(own)(given)))
+        return Workload(f"{work}, MLX", name, arrays, in_mlx(function, **options), tuple(peers), products)
+
+    one = heads_first("q", "k", "v", q=(HEADS, 1, FEATURES))
+    return [
+        row("softmax", "scaled_dot_product_attention", QKV, fast()),
+        row("softmax, causal", "scaled_dot_product_attention", QKV, fast(mask="causal"), ATTENTION / 2, causal=True),
+        row("softmax, one query", "scaled_dot_product_attention", one, fast(), ATTENTION / TOKENS),
+        row("sink", "attention_with_sink", heads_first("q", "k", "v", sink=(HEADS,)), fast()),
+        row("Cog", "cog_attention", QKV),
+        row("prior", "prior_attention", heads_first("q", "k", "v", log_prior=(TOKENS, TOKENS))),
+        row("gated", "gated_attention", heads_first("q", "k", "v", x=(TOKENS, 512), w_gate=(HEADS, FEATURES, 512))),
+        row("Hopfield, 3 updates", "hopfield_retrieve", heads_first("state", "stored"), None, 3 * ATTENTION, n_iters=2, tol=None),
+    ]

@@ -5,14 +5,14 @@ import pytest
 
 pytest.importorskip("mlx.core", reason="MLX is not installed (pip install 'mlx[cpu]' on Linux)")
 import mlx.core as mx
-from mlx_agreement import DTYPES, assert_agrees, assert_close, assert_derivatives, compiled, mapped, traced
+from mlx_agreement import DTYPES, assert_agrees, assert_close, assert_derivatives, mapped, traced
 
 from attnspec import mlx_backend, reference
 from attnspec.conformance.verify import as_float64
 
 RNG = np.random.default_rng(0)
 ENERGY, UPDATE, RETRIEVE, BACKWARD = "hopfield_energy", "hopfield_update", "hopfield_retrieve", "hopfield_retrieve_backward"
-SIZES = ((7, 5, 4, 3), (65, 130, 16, 9))
+SIZES = ((7, 5, 4, 3), (33, 70, 16, 9))
 
 
 def drawn(n, m, d, e, lead=()):
@@ -83,14 +83,13 @@ def test_what_is_not_finite():
             np.testing.assert_allclose(np.array(getattr(mlx_backend, name)(**empty)), getattr(reference, name)(**empty), rtol=1e-6)
 
 
-@pytest.mark.parametrize("through", [compiled, traced, mapped])
+@pytest.mark.parametrize("through", [traced, mapped])
 def test_transformations(through):
     arrays = drawn(*SIZES[0], (3,))
     assert_agrees(RETRIEVE, only(arrays, "state", "stored", "projection"), {"n_iters": 2, "tol": None}, through=through)
-    if through is not compiled:
-        assert_agrees(UPDATE, only(arrays, "state", "stored"), through=through)
-        assert_agrees(ENERGY, only(arrays, "state", "stored"), through=through)
-        assert_agrees(BACKWARD, arrays, through=through)
+    assert_agrees(UPDATE, only(arrays, "state", "stored"), through=through)
+    assert_agrees(ENERGY, only(arrays, "state", "stored"), through=through)
+    assert_agrees(BACKWARD, arrays, through=through)
     state, stored = (mx.array(arrays[key], mx.float32) for key in ("state", "stored"))
     endless = mx.compile(lambda x, y: mlx_backend.hopfield_retrieve(x, y, n_iters=None))
     with pytest.raises(ValueError, match="n_iters: expected a whole number under a transformation"):

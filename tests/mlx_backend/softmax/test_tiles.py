@@ -13,6 +13,7 @@ from mlx_agreement import in_mlx, in_numpy  # noqa: E402
 
 from attnspec import mlx_backend  # noqa: E402
 from attnspec.mlx_backend import metal  # noqa: E402
+from attnspec.mlx_backend.softmax import tiles  # noqa: E402
 
 pytestmark = pytest.mark.skipif(metal_emulator.skip_reason() is not None, reason=str(metal_emulator.skip_reason()))
 RNG = np.random.default_rng(0)
@@ -31,7 +32,8 @@ def worst_ratio(name, arrays, options, dtype="float32", **emulation):
     with emulated(**emulation), metal.path("metal"):
         got = getattr(mlx_backend, name)(**given, **options)
         mx.eval(got)
-    assert metal.taken()["softmax tiles"] == "metal"
+    n = next(len(x) for x in ([*x.swapaxes(0, -2)] for name, x in arrays.items() if name in ("q", "state")))
+    assert metal.taken()["softmax row" if n <= tiles.FEW else "softmax tiles"] == "metal"
     limit = bound(record, exact, options, dtype)["out"]
     want = record.function(**exact, **options)
     assert got.shape == want.shape
@@ -60,27 +62,30 @@ def options_of(n, m):
     yield from ({"bias": RNG.standard_normal((n, m))}, {"bias": RNG.standard_normal((2, 1, 1, m))}, {"sink": RNG.standard_normal(4)})
 
 
-@pytest.mark.parametrize("options", list(options_of(37, 70)), ids=lambda options: ", ".join(options))
-def test_every_option(options):
-    arrays = drawn(37, 70, 16, 9) | {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+@pytest.mark.parametrize("n, options", [(n, options) for n in (3, 37) for options in options_of(n, 70)],
+                         ids=lambda x: ", ".join(x) if isinstance(x, dict) else str(x))
+def test_every_option(n, options):
+    arrays = drawn(n, 70, 16, 9) | {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
     options = {name: x for name, x in options.items() if name not in arrays}
     assert worst_ratio("scaled_dot_product_attention", arrays, {**options, "enable_gqa": True}) < 1
 
 
 @pytest.mark.parametrize("width", [128, 200, 256])
 def test_wide_heads(width):
-    assert worst_ratio("scaled_dot_product_attention", drawn(9, 40, width, width), {"enable_gqa": True}) < 1
+    for n in (2, 9):
+        assert worst_ratio("scaled_dot_product_attention", drawn(n, 40, width, width), {"enable_gqa": True}) < 1
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
 def test_the_order_of_threads_does_not_matter(order):
-    arrays = drawn(37, 70, 16, 9)
-    assert worst_ratio("scaled_dot_product_attention", arrays, {"enable_gqa": True, "causal": True}, order=order) < 1
+    for n in (3, 37):
+        assert worst_ratio("scaled_dot_product_attention", drawn(n, 70, 16, 9), {"enable_gqa": True, "causal": True}, order=order) < 1
 
 
-def test_what_is_hidden_never_arrives():
+@pytest.mark.parametrize("n", [7, 37])
+def test_what_is_hidden_never_arrives(n):
     """NaN and infinity behind a mask, some of it before the eyes of other queries."""
-    arrays = drawn(37, 70, 16, 9, h=2) | {"mask": RNG.random((37, 70)) < 0.5}
+    arrays = drawn(n, 70, 16, 9, h=2) | {"mask": RNG.random((n, 70)) < 0.5}
     arrays["mask"][:, 3] = False
     arrays["mask"][5] = False
     arrays["k"][:, 3], arrays["v"][:, 3] = np.nan, np.inf
@@ -88,8 +93,14 @@ def test_what_is_hidden_never_arrives():
     assert worst_ratio("scaled_dot_product_attention", arrays, {}) < 1
 
 
-def test_sinks_and_softmax_one():
-    arrays = drawn(9, 40, 8, 8, hk=4)
+def test_a_query_of_many_keys():
+    """Chains of more than 64 terms."""
+    assert worst_ratio("scaled_dot_product_attention", drawn(1, 1500, 8, 8), {"enable_gqa": True}) < 1
+
+
+@pytest.mark.parametrize("n", [4, 9])
+def test_sinks_and_softmax_one(n):
+    arrays = drawn(n, 40, 8, 8, hk=4)
     assert worst_ratio("softmax_one_attention", arrays, {"causal": True}) < 1
     assert worst_ratio("attention_with_sink", arrays | {"sink": np.array([0.0, -np.inf, 30.0, -3.0])}, {}) < 1
 
@@ -136,8 +147,9 @@ def test_every_function_that_takes_the_kernel(name, options, dtype):
     assert worst_ratio(name, arrays, options, dtype) < 1
 
 
-def test_signed_weights_and_masks():
-    arrays = drawn(19, 37, 8, 8, hk=4) | {"mask": RNG.random((19, 37)) < 0.4}
+@pytest.mark.parametrize("n", [5, 19])
+def test_signed_weights_and_masks(n):
+    arrays = drawn(n, 37, 8, 8, hk=4) | {"mask": RNG.random((n, 37)) < 0.4}
     arrays["k"][:, 5] = 0.0                                            # logits of 0: without a value, but counted
     arrays["mask"][3] = False
     arrays["v"][:, 7] = np.where(arrays["mask"][:, 7].any(), arrays["v"][:, 7], np.nan)
@@ -154,18 +166,18 @@ def test_a_prior_of_zero_hides_what_stands_there():
 
 class TestChoice:
     def test_a_kernel_that_was_asked_for_is_taken_or_refused(self):
-        q = mx.zeros((2, 3, 4))
+        q = mx.zeros((2, 9, 4))
         with metal.path("metal"), pytest.raises(ValueError, match=r"^path: 'metal' cannot be .* softmax tiles: there is no Metal"):
             mlx_backend.scaled_dot_product_attention(q, q, q)
         with emulated(), metal.path("metal"), pytest.raises(ValueError, match=r"it does not write weights$"):
             mlx_backend.scaled_dot_product_attention(q, q, q, return_weights=True)
         with emulated(), metal.path("metal"), pytest.raises(ValueError, match=r"heads are at most 256 wide, got 300 and 4$"):
-            mlx_backend.scaled_dot_product_attention(mx.zeros((3, 300)), mx.zeros((3, 300)), q[0])
+            mlx_backend.scaled_dot_product_attention(mx.zeros((9, 300)), mx.zeros((9, 300)), q[0])
         with pytest.raises(ValueError, match=r"^name: expected 'auto' or 'graph' or 'metal', got 'gpu'$"), metal.path("gpu"):
             pass
 
     def test_what_is_taken_is_said(self, monkeypatch):
-        q = mx.zeros((1, 3, 4))
+        q = mx.zeros((1, 9, 4))
         mlx_backend.scaled_dot_product_attention(q, q, q)
         assert metal.taken()["softmax tiles"] == "graph: there is no Metal GPU here"
         with emulated():
