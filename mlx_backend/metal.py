@@ -74,16 +74,16 @@ class Kernel(NamedTuple):
 
     def launch(
         self, inputs: Sequence[mx.array], template: dict[str, Any], grid: tuple[int, int, int], threadgroup: tuple[int, int, int],
-        results: Sequence[tuple[tuple[int, ...], mx.Dtype]],
+        results: Sequence[tuple[tuple[int, ...], mx.Dtype]], fill: float | None = None,
     ) -> list[mx.array]:
-        """The results, of these shapes and dtypes. grid: all threads."""
+        """The results, of these shapes and dtypes. grid: all threads.  fill: what stands in the results before."""
         source = resources.files(self.package).joinpath(self.file).read_text(encoding="utf-8")
         make = _make or mx.fast.metal_kernel
         kernel = make(name="attnspec_" + self.name.replace(" ", "_"), input_names=list(self.inputs), output_names=list(self.outputs),
                       source=source)
         shapes, dtypes = zip(*results, strict=True)
         return kernel(inputs=list(inputs), template=list(template.items()), grid=grid, threadgroup=threadgroup,
-                      output_shapes=list(shapes), output_dtypes=list(dtypes))
+                      output_shapes=list(shapes), output_dtypes=list(dtypes), init_value=fill)
 
     def chosen(self, reason: str | None, pays: bool, key: tuple[Any, ...] = (), check: Callable[[], bool] | None = None) -> bool:
         """Whether to take the kernel for a call that it cannot do for a `reason`, or can (None) and which pays or does not.

@@ -14,11 +14,11 @@ const int n = sizes[0], m = sizes[1], low = sizes[2], high = sizes[3];
 const int lane = thread_index_in_simdgroup, simd = simdgroup_index_in_threadgroup;
 const int i = threadgroup_position_in_grid.x, head = threadgroup_position_in_grid.y;
 const int heads = threadgroups_per_grid.y;
-const device T* query = q + (size_t(of[head]) * n + i) * D;
-const device T* keys = k + size_t(of[heads + head]) * m * D;
-const device T* values = v + size_t(of[2 * heads + head]) * m * E;
-const device float* biases = bias + size_t(of[3 * heads + head]) * sizes[4] * sizes[5] + (sizes[4] > 1 ? size_t(i) * sizes[5] : 0);
-const device bool* masks = mask + size_t(of[4 * heads + head]) * sizes[6] * sizes[7] + (sizes[6] > 1 ? size_t(i) * sizes[7] : 0);
+const auto query = q + (size_t(of[head]) * n + i) * D;
+const auto keys = k + size_t(of[heads + head]) * m * D;
+const auto values = v + size_t(of[2 * heads + head]) * m * E;
+const auto biases = bias + size_t(of[3 * heads + head]) * sizes[4] * sizes[5] + (sizes[4] > 1 ? size_t(i) * sizes[5] : 0);
+const auto masks = mask + size_t(of[4 * heads + head]) * sizes[6] * sizes[7] + (sizes[6] > 1 ? size_t(i) * sizes[7] : 0);
 
 float own[OWN_D], acc[OWN_E], part[OWN_E];
 for (int c = 0; c < OWN_D; c++) {

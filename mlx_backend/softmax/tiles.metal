@@ -9,6 +9,7 @@
 //
 // q (bq, n, D), k (bk, m, D), v (bv, m, E), bias and mask (b, n or 1, m or 1); of (6, heads): which of the b a head uses, and its sink.
 // sizes: n, m, low, high, bias rows, bias columns, mask rows, mask columns.  factors: scale log2(e), softcap log2(e).
+// auto: MLX has arrays of fewer than 8 numbers in constant memory, others in device memory.
 
 constexpr int PITCH = (D > E ? D : E) + 16 / int(sizeof(T));      // rows of a tile begin in different banks
 threadgroup T tile[KEYS * PITCH];
@@ -21,11 +22,11 @@ const int head = threadgroup_position_in_grid.y, i0 = threadgroup_position_in_gr
 const int heads = threadgroups_per_grid.y;
 const int row = (lane / 4 & 4) + lane / 2 % 4, col = (lane / 4 & 2) * 2 + lane % 2 * 2;
 const int i = i0 + 8 * simd + row;
-const device T* queries = q + (size_t(of[head]) * n + min(i, n - 1)) * D;
-const device T* keys = k + size_t(of[heads + head]) * m * D;
-const device T* values = v + size_t(of[2 * heads + head]) * m * E;
-const device float* biases = bias + size_t(of[3 * heads + head]) * sizes[4] * sizes[5] + (sizes[4] > 1 ? size_t(min(i, n - 1)) * sizes[5] : 0);
-const device bool* masks = mask + size_t(of[4 * heads + head]) * sizes[6] * sizes[7] + (sizes[6] > 1 ? size_t(min(i, n - 1)) * sizes[7] : 0);
+const auto queries = q + (size_t(of[head]) * n + min(i, n - 1)) * D;
+const auto keys = k + size_t(of[heads + head]) * m * D;
+const auto values = v + size_t(of[2 * heads + head]) * m * E;
+const auto biases = bias + size_t(of[3 * heads + head]) * sizes[4] * sizes[5] + (sizes[4] > 1 ? size_t(min(i, n - 1)) * sizes[5] : 0);
+const auto masks = mask + size_t(of[4 * heads + head]) * sizes[6] * sizes[7] + (sizes[6] > 1 ? size_t(min(i, n - 1)) * sizes[7] : 0);
 
 simdgroup_matrix<float, 8, 8> Q[D / 8], S[KEYS / 8], acc[E / 8];
 for (int c = 0; c < D / 8; c++) {

@@ -1,16 +1,16 @@
 """Softmax attention by the kernels in tiles.metal and row.metal, or by a graph; the softmax twins and their kin come here.
 
-The kernels keep nothing of n * m numbers. Their gradients are those of the graph, which computes the weights again.
+The kernels keep nothing of n * m numbers. Gradients come from kernels too, which compute the weights again from the log-sum-exp.
 """
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from attnspec.mlx_backend.graph import INF, scale_of, softmax_attention
+from attnspec.mlx_backend.graph import INF, scale_of, softmax_attention, sum_to_shape
 from attnspec.mlx_backend.metal import Kernel
 from attnspec.mlx_backend.twin import common_dtype
 from attnspec.reference.inputs import CAUSAL, number, one_of, window_sides
@@ -18,6 +18,10 @@ from attnspec.reference.inputs import CAUSAL, number, one_of, window_sides
 INPUTS = ("q", "k", "v", "bias", "mask", "sink", "of", "sizes", "factors")
 TILES = Kernel("softmax tiles", "attnspec.mlx_backend.softmax", "tiles.metal", INPUTS, ("out", "lse"))
 ROW = Kernel("softmax row", "attnspec.mlx_backend.softmax", "row.metal", INPUTS, ("out", "lse"))
+GIVEN = ("q", "k", "v", "bias", "mask", "of", "sizes", "factors", "dout", "lse", "delta")
+QUERIES_BACKWARD = Kernel("softmax gradients", "attnspec.mlx_backend.softmax", "tiles_backward_queries.metal", GIVEN, ("dq", "dbias"))
+KEYS_BACKWARD = Kernel("softmax gradients", "attnspec.mlx_backend.softmax", "tiles_backward_keys.metal", GIVEN, ("dk", "dv"))
+NONZERO = 2                          # a kind of signed attention that has no gradients by kernel
 FEW = 8                              # queries up to which each has a threadgroup to itself
 SIMDGROUPS = {TILES: 4, ROW: 8}      # of a threadgroup; those of TILES have 8 queries each
 MEMORY = 32768                       # bytes of a threadgroup's memory
@@ -45,7 +49,11 @@ def takes(q, k, v, return_weights=False) -> bool:
 
 
 def kernel_for(q) -> Kernel:
-    return ROW if q.shape[-2] <= FEW else TILES
+    return kernel_for_rows(q.shape[-2])
+
+
+def kernel_for_rows(n: int) -> Kernel:
+    return ROW if n <= FEW else TILES
 
 
 def refusal(q, k, v, return_weights) -> str | None:
@@ -84,58 +92,154 @@ def check(kernel: Kernel) -> bool:
 def attend(
     q, k, v, *, dtype=mx.float32, signed=0, graph=softmax_graph, scale=None, softcap=None, bias=None, mask=None, causal=False, window=None,
     sink=None, enable_gqa=False,
-) -> list[mx.array]:
-    """What `graph` gives, out and for softmax the log-sum-exp, by the kernel; its gradients by the graph."""
+) -> tuple[mx.array, mx.array]:
+    """(out, lse) by a kernel, and gradients by kernels or the graph, which gives out and for softmax the log-sum-exp."""
     arrays = {"q": q, "k": k, "v": v, "bias": bias, "sink": sink}
     given = {name: x for name, x in arrays.items() if x is not None}
     options = {"scale": scale, "softcap": softcap, "mask": mask, "causal": causal, "window": window, "enable_gqa": enable_gqa}
 
     @mx.custom_function
     def forward(*primals):
-        results = launch(dtype, signed, **dict(zip(given, primals, strict=True)), **options)
-        return list(results[:1] if signed else results)
+        return list(launch(Layout.of_call(dtype, signed, **dict(zip(given, primals, strict=True)), **options)))
 
     @forward.vjp
-    def backward(primals, cotangents, _):
-        return mx.vjp(lambda *primals: graph(**dict(zip(given, primals, strict=True)), **options), list(primals), list(cotangents))[1]
+    def backward(primals, cotangents, results):
+        primals = dict(zip(given, primals, strict=True))
+        if signed != NONZERO and gradients_taken():
+            found = gradients(Layout.of_call(dtype, signed, **primals, **options), primals, *cotangents, *results)
+            return [found[name] for name in given]
+        cotangents = [cotangents[0][..., : v.shape[-1]], cotangents[1]][: 1 if signed else 2]
+        return mx.vjp(lambda *x: graph(**dict(zip(given, x, strict=True)), **options), list(primals.values()), cotangents)[1]
 
-    return forward(*given.values())
+    out, lse = forward(*given.values())
+    return out[..., : v.shape[-1]], lse
 
 
-def launch(
-    dtype, signed, q, k, v, *, bias=None, sink=None, scale, softcap, mask, causal, window, enable_gqa,
-) -> tuple[mx.array, mx.array]:
-    n, m, e = q.shape[-2], k.shape[-2], v.shape[-1]
-    group = q.shape[-3] // k.shape[-3] if enable_gqa else 1
-    groups, biased, masked = (1, group, group, 1, 1), bias is not None, mask is not None
-    bias, mask = (mx.zeros((1, 1), kind) if x is None else x for x, kind in ((bias, mx.float32), (mask, mx.bool_)))
-    fronts = [front(x, shared) for x, shared in zip((q, k, v, bias, mask), groups, strict=True)]
-    of_sink = () if sink is None else sink.shape
-    lead = np.broadcast_shapes(*fronts, of_sink)
-    heads = math.prod(lead)
-    of = [entries(shape, lead, shared) for shape, shared in zip(fronts, groups, strict=True)]
-    of.append(entries(of_sink, lead, 1))
+class Layout(NamedTuple):
+    """A call as the kernels take it: heads flattened, and for each array which of its entries a head uses."""
 
-    wide_q, wide_k, wide_v = (padded(x).astype(dtype) for x in (q, k, v))
-    bias, mask = flat(bias), flat(mask)
-    D, E = wide_q.shape[-1], wide_v.shape[-1]
-    low, high = band(n, m, causal, window)
-    cap = 0.0 if softcap is None or not 0 < number("softcap", softcap, least=0) < INF else float(softcap)
-    keys = 32 if 32 * (max(D, E) + 16 // dtype.size) * dtype.size < MEMORY - 64 else 16
-    kernel = kernel_for(q)
+    dtype: mx.Dtype
+    lead: tuple[int, ...]
+    of_lse: tuple[int, ...]            # the leading axes of what does not depend on the values
+    arrays: list[mx.array]             # q, k, v, bias, mask
+    sink: mx.array
+    of: np.ndarray                     # (6, heads): of these and of the sink
+    sizes: list[int]                   # n, m, low, high, rows and columns of bias and mask
+    scale: float
+    cap: float
+    flags: dict[str, Any]
+
+    @property
+    def heads(self) -> int:
+        return math.prod(self.lead)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """D, E"""
+        return self.arrays[0].shape[-1], self.arrays[2].shape[-1]
+
+    @classmethod
+    def of_call(
+        cls, dtype, signed, q, k, v, *, bias=None, sink=None, scale, softcap, mask, causal, window, enable_gqa,
+    ) -> "Layout":
+        group = q.shape[-3] // k.shape[-3] if enable_gqa else 1
+        groups, biased, masked, sunk = (1, group, group, 1, 1), bias is not None, mask is not None, sink is not None
+        bias, mask = (mx.zeros((1, 1), kind) if x is None else x for x, kind in ((bias, mx.float32), (mask, mx.bool_)))
+        sink = mx.zeros(()) if sink is None else sink
+        fronts = [front(x, shared) for x, shared in zip((q, k, v, bias, mask), groups, strict=True)]
+        lead = np.broadcast_shapes(*fronts, sink.shape)
+        of = [entries(shape, lead, shared) for shape, shared in zip(fronts, groups, strict=True)]
+        wide = [padded(x).astype(dtype) for x in (q, k, v)]
+        bias, mask = flat(bias), flat(mask)
+        cap = 0.0 if softcap is None or not 0 < number("softcap", softcap, least=0) < INF else float(softcap)
+        sizes = [q.shape[-2], k.shape[-2], *band(q.shape[-2], k.shape[-2], causal, window), *bias.shape[1:], *mask.shape[1:]]
+        flags = {"CAPPED": cap > 0, "BIASED": biased, "MASKED": masked, "SIGNED": signed, "SUNK": sunk}
+        return cls(dtype, lead, np.broadcast_shapes(*fronts[:2], *fronts[3:], sink.shape), [*wide, bias, mask], sink.reshape(-1),
+                   np.stack([*of, entries(sink.shape, lead, 1)]), sizes, scale_of(scale, q), cap, flags)
+
+
+def launch(call: Layout) -> tuple[mx.array, mx.array]:
+    """(out, lse)"""
+    (D, E), (n, *_), kernel = call.widths, call.sizes, kernel_for_rows(call.sizes[0])
     simds = SIMDGROUPS[kernel]
-    rows, more = (8 * simds, {"KEYS": keys, "ROWS": 8 * simds}) if kernel is TILES else (1, {})
+    rows, more = (8 * simds, {"KEYS": fitting(max(D, E), call.dtype), "ROWS": 8 * simds}) if kernel is TILES else (1, {})
     out, lse = kernel.launch(
-        [wide_q, wide_k, wide_v, bias, mask, mx.zeros(1) if sink is None else sink.reshape(-1), mx.array(np.stack(of).astype(np.int32)),
-         mx.array([n, m, low, high, *bias.shape[1:], *mask.shape[1:]], mx.int32), mx.array([scale_of(scale, q) * LOG2_E, cap * LOG2_E])],
-        {"T": dtype, "D": D, "E": E, **more, "SIMDS": simds, "CAPPED": cap > 0, "BIASED": biased, "MASKED": masked, "SIGNED": signed,
-         "SUNK": sink is not None},
-        (32 * simds * -(-n // rows), heads, 1), (32 * simds, 1, 1), [((heads, n, E), dtype), ((heads, n), mx.float32)],
+        [*call.arrays, call.sink, mx.array(call.of, mx.int32), mx.array(call.sizes, mx.int32),
+         mx.array([call.scale * LOG2_E, call.cap * LOG2_E])],
+        {"T": call.dtype, "D": D, "E": E, **more, "SIMDS": simds, **call.flags},
+        (32 * simds * -(-n // rows), call.heads, 1), (32 * simds, 1, 1), [((call.heads, n, E), call.dtype), ((call.heads, n), mx.float32)],
     )
-    of_lse = np.broadcast_shapes(*(shape for shape, x in zip(fronts, "qkvbm", strict=True) if x != "v"), of_sink)
-    lse = lse.reshape(*lead, n)[(0,) * (len(lead) - len(of_lse))]                # not repeated along axes that only the values have
-    lse = lse[tuple(slice(1) if size == 1 else slice(None) for size in of_lse)]
-    return out[..., :e].reshape(*lead, n, e).astype(mx.float32), lse
+    lse = lse.reshape(*call.lead, n)[(0,) * (len(call.lead) - len(call.of_lse))]      # not repeated along axes that only the values have
+    lse = lse[tuple(slice(1) if size == 1 else slice(None) for size in call.of_lse)]
+    return out.reshape(*call.lead, n, E).astype(mx.float32), lse
+
+
+def fitting(width: int, dtype: mx.Dtype) -> int:
+    """Rows of a tile, which with the gap between them fit the memory of a threadgroup beside a few flags."""
+    return next(rows for rows in (32, 16, 8) if rows * (width * dtype.size + 16) <= MEMORY - 64)
+
+
+# --- gradients -----------------------------------------------------------------------------------------------------------------------
+
+
+def gradients_taken() -> bool:
+    return QUERIES_BACKWARD.chosen(None, True, (str(common_dtype()),), check_gradients)
+
+
+def check_gradients() -> bool:
+    """Whether kernels and graph agree on the gradients of a small causal case."""
+    arrays, dtype = small_case(common_dtype()), common_dtype()
+    ours = mx.grad(lambda q, k, v: mx.sum(attend(q, k, v, dtype=dtype, causal=True)[0] ** 2), argnums=(0, 1, 2))(*arrays)
+    theirs = mx.grad(lambda q, k, v: mx.sum(softmax_attention(q, k, v, causal=True)[0] ** 2), argnums=(0, 1, 2))(*arrays)
+    tolerance = {4: 1e-4, 2: 1e-1}[dtype.size]
+    return all(bool(mx.all(mx.abs(one - other) < tolerance)) for one, other in zip(ours, theirs, strict=True))
+
+
+def gradients(call: Layout, primals, do, dlse, out, lse) -> dict[str, mx.array]:
+    """The cotangents of q, k, v, bias and sink, from what forward gave and those of its results.
+
+    That of the log-sum-exp is taken off delta = <do, out>, as the derivatives of lse by the logits are the weights.
+    """
+    (D, E), (n, m, *_), heads = call.widths, call.sizes, call.heads
+    simds, dtype = SIMDGROUPS[TILES], call.dtype
+    lse_of = mx.broadcast_to(lse, (*call.lead, n))
+    delta = mx.where(mx.any(out != 0, axis=-1), mx.sum(do * out, axis=-1), 0.0) - mx.broadcast_to(dlse, lse_of.shape)
+    of = np.concatenate([call.of, np.arange(heads)[None]])
+    inputs = [*call.arrays, mx.array(of, mx.int32), mx.array(call.sizes, mx.int32),
+              mx.array([call.scale * LOG2_E, call.cap * LOG2_E, call.scale]), flat(do).astype(dtype), lse_of.reshape(heads, n),
+              delta.reshape(heads, n)]
+    flags = {name: value for name, value in call.flags.items() if name != "SUNK"}
+    common = {"T": dtype, "D": D, "E": E, "SIMDS": simds, **flags}
+    biased = call.flags["BIASED"]
+    dq, dbias = QUERIES_BACKWARD.launch(
+        inputs, {**common, "KEYS": fitting(max(D, E), dtype), "ROWS": 8 * simds, "DBIAS": biased},
+        (32 * simds * -(-n // (8 * simds)), heads, 1), (32 * simds, 1, 1),
+        [((heads, n, D), mx.float32), ((heads, n, m) if biased else (1, 1, 1), mx.float32)], fill=0.0,
+    )
+    dk, dv = KEYS_BACKWARD.launch(
+        inputs, {**common, "KEYS": 8 * simds, "ROWS": fitting(D + E, dtype)}, (32 * simds * -(-m // (8 * simds)), heads, 1),
+        (32 * simds, 1, 1), [((heads, m, D), mx.float32), ((heads, m, E), mx.float32)],
+    )
+    found = {name: shaped(x.reshape(*call.lead, *x.shape[1:]), primals[name]) for name, x in (("q", dq), ("k", dk), ("v", dv))}
+    if biased:
+        found["bias"] = sum_to_shape(dbias.reshape(*call.lead, n, m), primals["bias"].shape)
+    if call.flags["SUNK"]:
+        z = mx.broadcast_to(primals["sink"], call.lead)[..., None]
+        share = mx.where(lse_of == -INF, 0.0, mx.exp(z - mx.where(lse_of == -INF, 0.0, lse_of)))
+        found["sink"] = sum_to_shape(-mx.sum(share * delta, axis=-1), primals["sink"].shape)
+    return found
+
+
+def shaped(gradient: mx.array, like: mx.array) -> mx.array:
+    """The gradient of all heads (..., h, rows, width) for an array of fewer, which some share, and narrower."""
+    gradient = gradient[..., : like.shape[-1]]
+    if like.ndim > 2 and gradient.shape[-3] != like.shape[-3] != 1:
+        *lead, heads, rows, width = gradient.shape
+        gradient = mx.sum(gradient.reshape(*lead, like.shape[-3], heads // like.shape[-3], rows, width), axis=-3)
+    return sum_to_shape(gradient, like.shape)
+
+
+# --- layouts -------------------------------------------------------------------------------------------------------------------------
 
 
 def front(x: mx.array, group: int) -> tuple[int, ...]:
