@@ -1,9 +1,9 @@
-"""Twin of reference/higher_order/tensor.py as a graph over all tuples: memory of order n m1 m2."""
+"""Twin of reference/higher_order/tensor.py: a kernel over pairs, or a graph over all tuples with memory of order n m1 m2."""
 
 import functools
 
 from attnspec.mlx_backend.graph import gradients_of
-from attnspec.mlx_backend.higher_order.pairs import attend_tuples, tensor_scale, visible_tuples
+from attnspec.mlx_backend.higher_order.pairs import attend_pairs, attend_tuples, tensor_scale, visible_tuples
 from attnspec.mlx_backend.twin import twin
 from attnspec.reference.higher_order.tensor import TensorAttentionGradients
 from attnspec.reference.inputs import AttentionResult
@@ -20,6 +20,8 @@ def tensor_attention(q, k1, k2, v1, v2, *, k3=None, v3=None, scale=None, mask=No
             raise ValueError(f"{name}: expected an array of shape {shape} to go with the third set, got None")
     if k3 is not None and mask is not None:
         raise ValueError("mask: expected None with a third set, got an array; tensor_attention_general takes masks of any order")
+    if k3 is None and not return_weights:
+        return attend_pairs(q, k1, k2, v1, v2, tensor_scale(scale, q), mask, causal)
     keys, values = [k1, k2] + [k3] * (k3 is not None), [v1, v2] + [v3] * (v3 is not None)
     visible = visible_tuples(q.shape[-2], [k.shape[-2] for k in keys], mask, causal)
     out, P = attend_tuples(q, keys, values, tensor_scale(scale, q), visible)
