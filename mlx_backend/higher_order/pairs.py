@@ -102,7 +102,7 @@ def attend_pairs(q, k1, k2, v1, v2, scale, mask, causal) -> mx.array:
 
     @mx.custom_function
     def forward(*arrays):
-        return launch(common_dtype(), *arrays, scale, mask, causal)
+        return launch(common_dtype(), arrays, scale, mask, causal)
 
     @forward.vjp
     def backward(primals, cotangent, _):
@@ -124,16 +124,17 @@ def check() -> bool:
     drawn = (rng.standard_normal((n, 8)).astype(np.float32) for n in (11, 11, 13, 11, 13))
     q, k1, k2, v1, v2 = (mx.array(x).astype(dtype).astype(mx.float32) for x in drawn)
     want, _ = attend_tuples(q, (k1, k2), (v1, v2), 0.3, visible_tuples(11, (11, 13), None, True))
-    return bool(mx.all(mx.abs(launch(dtype, q, k1, k2, v1, v2, 0.3, None, True) - want) < {4: 1e-5, 2: 5e-2}[dtype.size]))
+    return bool(mx.all(mx.abs(launch(dtype, (q, k1, k2, v1, v2), 0.3, None, True) - want) < {4: 1e-5, 2: 5e-2}[dtype.size]))
 
 
-def launch(dtype, q, k1, k2, v1, v2, scale, mask, causal) -> mx.array:
-    n, m1, m2, e, masked = q.shape[-2], k1.shape[-2], k2.shape[-2], v1.shape[-1], mask is not None
+def launch(dtype, arrays, scale, mask, causal) -> mx.array:
+    n, m1, m2 = (x.shape[-2] for x in arrays[:3])
+    e, masked = arrays[3].shape[-1], mask is not None
     mask = mx.zeros((1, 1, 1), mx.bool_) if mask is None else mask.reshape((1,) * (3 - mask.ndim) + tuple(mask.shape))
-    fronts = [*(tuple(x.shape[:-2]) for x in (q, k1, k2, v1, v2)), tuple(mask.shape[:-3])]
+    fronts = [*(tuple(x.shape[:-2]) for x in arrays), tuple(mask.shape[:-3])]
     lead = np.broadcast_shapes(*fronts)
     heads, of = math.prod(lead), np.stack([entries(shape, lead, 1) for shape in fronts])
-    wide = [padded(x).astype(dtype) for x in (q, k1, k2, v1, v2)]
+    wide = [padded(x).astype(dtype) for x in arrays]
     mask = mask.reshape(-1, *mask.shape[-3:])
     D, E, rows = wide[0].shape[-1], wide[3].shape[-1], 8 * SIMDGROUPS
     sizes = [n, m1, m2, *band(n, m1, causal, None), *band(n, m2, causal, None), *mask.shape[1:]]
