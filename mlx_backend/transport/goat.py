@@ -17,6 +17,7 @@ from attnspec.mlx_backend.graph import (
     turned,
     weighted_values,
 )
+from attnspec.mlx_backend.softmax import tiles
 from attnspec.mlx_backend.transport.goat_positions import at_positions, constant, sequence_positions, waves
 from attnspec.mlx_backend.twin import twin
 from attnspec.reference.inputs import AttentionResult, number, whole
@@ -71,6 +72,11 @@ def goat_augmented_qk(
 ):
     """Queries (..., h, n, d) and keys (..., hk, m, d) whose plain dot product is GOAT's logit; parameters as in the reference."""
     i, j = sequence_positions(q.shape[-2], k.shape[-2], causal, query_offset, key_offset)
+    return augmented(q, k, a, b, u, gate_scale, gate_bias, i, j, position_base, grid, cls)
+
+
+def augmented(q, k, a, b, u, gate_scale, gate_bias, i, j, position_base, grid, cls) -> AugmentedHeads:
+    """Queries at positions i and keys at positions j with their positional coordinates."""
     R = a.shape[-1]
     of_queries, of_keys = waves(i, R, position_base, grid, cls), waves(j, R, position_base, grid, cls)
     D_c = content_width(q.shape[-1], a, u)
@@ -94,11 +100,25 @@ def goat_head_attention(
     position_base=1e4, grid=None, cls=False, enable_gqa=False, return_weights=False,
 ):
     """GOAT attention of heads q (..., h, n, d) over k (..., hk, m, d), v (..., hk, m, e); the parameters are those of the reference."""
+    if kernel_taken(q, k, v, causal, query_offset, key_offset, return_weights):
+        i, j = sequence_positions(q.shape[-2], k.shape[-2], causal, query_offset, key_offset)
+        if u is not None:                                              # a key of prior 0 is hidden, and its u may not meet a gate
+            hidden = per_query_head(u == -INF, q, k)[:, None, :]
+            mask, u = ~hidden if mask is None else mx.logical_and(mask, ~hidden), mx.where(u == -INF, 0.0, u)
+        heads = augmented(q, k, a, b, u, gate_scale, gate_bias, i, j, position_base, grid, cls)
+        return tiles.attend(heads.q_augmented, heads.k_augmented, v, scale=1.0, mask=mask, causal=causal, enable_gqa=True)[0]
     out, P = attend_heads(
         q, k, v, a, b, u, gate_scale=gate_scale, gate_bias=gate_bias, mask=mask, causal=causal, query_offset=query_offset,
         key_offset=key_offset, position_base=position_base, grid=grid, cls=cls, enable_gqa=enable_gqa,
     )
     return AttentionResult(out, P) if return_weights else out
+
+
+def kernel_taken(q, k, v, causal, query_offset, key_offset, return_weights) -> bool:
+    """Whether the kernel of softmax attention is taken for the augmented heads; only queries that stand at the end of the keys are."""
+    if query_offset is None and key_offset == 0:
+        return tiles.takes(q, k, v, return_weights)
+    return tiles.kernel_for(q).chosen("it knows no offsets of positions", False)
 
 
 def attend_heads(q, k, v, a, b, u, *, gate_scale, gate_bias, mask, causal, query_offset, key_offset, position_base, grid, cls, enable_gqa):
