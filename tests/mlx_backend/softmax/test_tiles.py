@@ -195,7 +195,8 @@ def test_gradients_of_the_log_sum_exp():
 OTHERS = [
     ("cog_attention", {}), ("cog_attention", {"causal": True}), ("cog_attention", {"normaliser": "nonzero"}),
     ("gated_attention", {}), ("gated_attention", {"position": "G4"}), ("prior_attention", {}), ("prior_attention", {"tau": 2.0}),
-    ("goat_head_attention", {}), ("goat_head_attention", {"causal": True}), ("hopfield_update", {"beta": 0.7}), ("hopfield_retrieve", {"n_iters": 2, "tol": None}),
+    ("goat_head_attention", {}), ("goat_head_attention", {"causal": True}), ("hopfield_update", {"beta": 0.7}),
+    ("hopfield_retrieve", {"n_iters": 2, "tol": None}),
 ]
 
 
