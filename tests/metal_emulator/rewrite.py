@@ -268,7 +268,9 @@ class _Rewriter:
             if before >= 0 and self.text(before) not in (";", "{", "}", ":") and self.tokens[before].kind != "directive":
                 continue
             stop = i
-            while stop < len(self.tokens) and self.text(stop) not in (";", "=", "(", "{"):
+            while stop < len(self.tokens) and self.text(stop) != ";" and (
+                self.text(stop) not in ("=", "(", "{") or self.depth_at(i + 1, stop) > 0          # a dimension may hold parentheses
+            ):
                 stop += 1
             if self.text(stop) != ";":  # an initialised pointer, or a function
                 continue

@@ -198,6 +198,16 @@ def test_attributes_with_partial_edge_groups():
     assert z.shape == got.shape[:3]
 
 
+def test_threadgroup_arrays_whose_size_is_an_expression():
+    source = """threadgroup float a[R * (D + 2)];
+    uint i = thread_position_in_grid.x;
+    a[i] = x[i];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    o[i] = a[31 - i];"""
+    x = np.arange(32, dtype=np.float32)
+    np.testing.assert_array_equal(run(source, {"x": x}, template=[("R", 4), ("D", 8)])[0], x[::-1])
+
+
 def test_threadgroup_is_clamped_to_the_grid():
     got = run("o[thread_position_in_grid.x] = threads_per_threadgroup.x * 1000 + dispatch_threads_per_threadgroup.x;", n=5, group=256)[0]
     assert (got == 5005).all()
