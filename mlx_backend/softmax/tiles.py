@@ -27,6 +27,7 @@ SIMDGROUPS = {TILES: 4, ROW: 8}      # of a threadgroup; those of TILES have 8 q
 MEMORY = 32768                       # bytes of a threadgroup's memory
 WIDEST = 256
 PAYS = 2**16                         # logits from which on a kernel is taken; a guess, not measured yet
+LONG = 2048                          # keys from which on tiles are twice as long: their sums are added in one chain
 FAR = 2**30
 LOG2_E = math.log2(math.e)
 
@@ -160,9 +161,10 @@ class Layout(NamedTuple):
 
 def launch(call: Layout) -> tuple[mx.array, mx.array]:
     """(out, lse)"""
-    (D, E), (n, *_), kernel = call.widths, call.sizes, kernel_for_rows(call.sizes[0])
+    (D, E), (n, m, *_), kernel = call.widths, call.sizes, kernel_for_rows(call.sizes[0])
+    keys = fitting(max(D, E), call.dtype, 64 if m > LONG else 32)
     simds = SIMDGROUPS[kernel]
-    rows, more = (8 * simds, {"KEYS": fitting(max(D, E), call.dtype), "ROWS": 8 * simds}) if kernel is TILES else (1, {})
+    rows, more = (8 * simds, {"KEYS": keys, "ROWS": 8 * simds}) if kernel is TILES else (1, {})
     out, lse = kernel.launch(
         [*call.arrays, call.sink, mx.array(call.of, mx.int32), mx.array(call.sizes, mx.int32),
          mx.array([call.scale * LOG2_E, call.cap * LOG2_E])],
@@ -174,9 +176,9 @@ def launch(call: Layout) -> tuple[mx.array, mx.array]:
     return out.reshape(*call.lead, n, E).astype(mx.float32), lse
 
 
-def fitting(width: int, dtype: mx.Dtype) -> int:
+def fitting(width: int, dtype: mx.Dtype, most: int = 32) -> int:
     """Rows of a tile, which with the gap between them fit the memory of a threadgroup beside a few flags."""
-    return next(rows for rows in (32, 16, 8) if rows * (width * dtype.size + 16) <= MEMORY - 64)
+    return next(rows for rows in (64, 32, 16, 8) if rows <= most and rows * (width * dtype.size + 16) <= MEMORY - 64)
 
 
 # --- gradients -----------------------------------------------------------------------------------------------------------------------
