@@ -94,7 +94,7 @@ class Kernel(NamedTuple):
         asked = wanted()
         reason = reason or objection()
         if reason is None and asked != "graph" and (pays or asked == "metal") and not self.trusted(key, check):
-            reason = "it disagreed with the graph here"
+            reason = "it failed or disagreed with the graph here"
         if asked == "metal" and reason is not None:
             raise ValueError(f"path: 'metal' cannot be taken by the kernel {self.name}: {reason}")
         why = "it was asked for" if asked == "graph" else reason or (None if pays or asked == "metal" else "it does not pay for so little")
@@ -105,8 +105,11 @@ class Kernel(NamedTuple):
         key = (self.name, *key)
         if check is not None and key not in _trusted:
             _trusted[key] = True                           # the check itself takes the kernel
-            _trusted[key] = check()
+            try:
+                _trusted[key], problem = check(), "disagrees with the graph"
+            except RuntimeError as error:                  # it does not compile, for one
+                _trusted[key], problem = False, f"failed ({error})"
             if not _trusted[key]:
-                warnings.warn(f"attnspec: the Metal kernel {self.name} {key[1:]} disagrees with the graph on this machine and is not used",
+                warnings.warn(f"attnspec: the Metal kernel {self.name} {key[1:]} {problem} on this machine and is not used",
                               RuntimeWarning, stacklevel=2)
         return _trusted.get(key, True)

@@ -268,6 +268,19 @@ class TestChoice:
         with metal.made_by(wrong):
             with pytest.warns(RuntimeWarning, match=r"softmax tiles .* disagrees with the graph on this machine"):
                 mlx_backend.scaled_dot_product_attention(q, q, q)
-            assert metal.taken()["softmax tiles"] == "graph: it disagreed with the graph here"
-            with metal.path("metal"), pytest.raises(ValueError, match=r"it disagreed with the graph here$"):
+            assert metal.taken()["softmax tiles"] == "graph: it failed or disagreed with the graph here"
+            with metal.path("metal"), pytest.raises(ValueError, match=r"it failed or disagreed with the graph here$"):
                 mlx_backend.scaled_dot_product_attention(q, q, q)
+
+    def test_a_kernel_that_does_not_compile_is_not_used(self, monkeypatch):
+        def broken(**what):
+            def call(**_):
+                raise RuntimeError("error: no matching function")
+            return call
+
+        q = mx.array(RNG.standard_normal((1, 300, 8)).astype(np.float32))
+        monkeypatch.setattr(metal, "_trusted", {})
+        with metal.made_by(broken), pytest.warns(RuntimeWarning, match=r"softmax tiles .* failed \(error: no matching function\)"):
+            out = mlx_backend.scaled_dot_product_attention(q, q, q)
+        with metal.path("graph"):
+            assert mx.array_equal(out, mlx_backend.scaled_dot_product_attention(q, q, q))
