@@ -4,12 +4,14 @@
         scaled_dot_product_attention(q, k, v)
     metal.taken()                      # {"softmax tiles": "metal"}
 
-"auto" takes a kernel where there is a Metal GPU, the kernel can do the call and it pays. "metal" takes it or says why it cannot.
+"auto" takes a kernel where there is a Metal GPU, the kernel can do the call and it pays. "metal" takes it or raises, also where a function
+has none.
 The first time a process uses a kernel in a dtype, it is compared with the graph on a small case; one that disagrees is not used again,
 and a warning names it.
 """
 
 import contextlib
+import contextvars
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,7 @@ PATHS = ("auto", "graph", "metal")
 _path: str | None = None
 _make: Callable[..., Any] | None = None                    # what stands in for mx.fast.metal_kernel, an emulator for one
 _taken: dict[str, str] = {}
+_here: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("kernels taken in this call", default=None)
 _trusted: dict[tuple[Any, ...], bool] = {}
 
 
@@ -47,6 +50,18 @@ def made_by(metal_kernel: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         _make = before
+
+
+@contextlib.contextmanager
+def call_of(name: str) -> Iterator[None]:
+    """A call of the twin `name`. Raises ValueError at its end where the path is "metal" and no kernel was taken."""
+    token = _here.set([])
+    try:
+        yield
+        if wanted() == "metal" and not _here.get():
+            raise ValueError(f"path: 'metal' was asked for, but {name} has no kernel for this call; 'auto' and 'graph' take its graph")
+    finally:
+        _here.reset(token)
 
 
 def taken() -> dict[str, str]:
@@ -99,6 +114,9 @@ class Kernel(NamedTuple):
             raise ValueError(f"path: 'metal' cannot be taken by the kernel {self.name}: {reason}")
         why = "it was asked for" if asked == "graph" else reason or (None if pays or asked == "metal" else "it does not pay for so little")
         _taken[self.name] = "metal" if why is None else f"graph: {why}"
+        here = _here.get()
+        if why is None and here is not None:
+            here.append(self.name)
         return why is None
 
     def trusted(self, key: tuple[Any, ...], check: Callable[[], bool] | None) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from attnspec.mlx_backend import metal
 from attnspec.mlx_backend.known import known_true
 from attnspec.reference import formula
 from attnspec.reference.inputs import as_array
@@ -44,7 +45,8 @@ def twin(function=None, *, lacks: dict[str, str] | None = None, dtypes: tuple[st
         bound = formula.checked_arguments(record, signature, args, kwargs, functools.partial(real_or_kind, given))
         token = _common.set(given[0] if given and given[0] in HALF and len(set(given)) == 1 else mx.float32)
         try:
-            return in_dtype(function(*bound.args, **bound.kwargs), common_dtype())
+            with metal.call_of(function.__name__):
+                return in_dtype(function(*bound.args, **bound.kwargs), common_dtype())
         finally:
             _common.reset(token)
 

@@ -75,4 +75,6 @@ def cog_attention_backward(q, k, v, do, *, scale=None, mask=None, causal=False, 
 
 
 def output_of(options, **arrays):
+    if tiles.takes(arrays["q"], arrays["k"], arrays["v"]):
+        return tiles.attend(**arrays, dtype=common_dtype(), signed=1, graph=functools.partial(graph, "visible"), **options)[0]
     return signed_attention(**arrays, **options)[0]

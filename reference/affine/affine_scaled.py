@@ -250,7 +250,7 @@ def affine_scaled_attention_backward(
     visible = np.broadcast_to(visible, A.shape)
     flipped = np.swapaxes(visible, -1, -2)
 
-    do = np.broadcast_to(do, np.broadcast_shapes(do.shape, (*v_shared.shape[:-2], 1, 1)))
+    do = np.broadcast_to(do, np.broadcast_shapes(do.shape, (*v_shared.shape[:-2], 1, 1)))        # one for each head of the output
     G = np.where(visible, do @ np.swapaxes(v_shared, -1, -2), 0.0)
     D = np.sum(P * G, axis=-1, keepdims=True)
     dS = np.where(visible, alpha[..., None] * P * (G - D), 0.0)

@@ -334,7 +334,7 @@ def sinkhorn_attention_backward(
     problem = transport_problem(similarity(q, k, scale, cost), eps, key_mask, key_marginal)
     visible = problem.visible
     c = output_factor(problem, output_scaling)
-    do = np.broadcast_to(do, np.broadcast_shapes(do.shape, (*v.shape[:-2], 1, 1)))
+    do = np.broadcast_to(do, np.broadcast_shapes(do.shape, (*v.shape[:-2], 1, 1)))        # one for each head of the output
     dP = c * (do @ np.swapaxes(v, -1, -2))
     dS = plan_gradient(problem, dP, n_iters, gradient)
     A = c * solve(problem, n_iters).plan

@@ -284,3 +284,21 @@ class TestChoice:
             out = mlx_backend.scaled_dot_product_attention(q, q, q)
         with metal.path("graph"):
             assert mx.array_equal(out, mlx_backend.scaled_dot_product_attention(q, q, q))
+
+    def test_no_graph_is_taken_in_silence(self):
+        arrays = {name: mx.array(x.astype(np.float32)) for name, x in attnspec.formulas()["flow_attention"].draw().items()}
+        with emulated(), metal.path("metal"), pytest.raises(ValueError, match=r"^path: 'metal' .* flow_attention has no kernel"):
+            mlx_backend.flow_attention(**arrays)
+
+
+@pytest.mark.parametrize("name", ["scaled_dot_product_attention_backward", "cog_attention_backward"])
+def test_backward_functions_take_the_kernels(name):
+    record = attnspec.formulas()[name]
+    given = in_mlx(record, drawn(19, 37, 16, 9, hk=4) | {"do": RNG.standard_normal((4, 19, 9))})
+    exact = in_numpy(record, given)
+    with emulated(), metal.path("metal"):
+        got = getattr(mlx_backend, name)(**given, causal=True)
+        mx.eval(got[:3])
+    want, limits = record.function(**exact, causal=True), bound(record, exact, {"causal": True}, "float32")
+    for key, limit in limits.items():
+        assert np.all(np.abs(np.array(getattr(got, key)).astype(float) - getattr(want, key)) <= limit)
