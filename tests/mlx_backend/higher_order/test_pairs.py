@@ -3,36 +3,19 @@
 import numpy as np
 import pytest
 
-import attnspec
-from attnspec.conformance.bounds import bound
-from attnspec.dispatch import as_numpy
-
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install 'mlx[cpu]' on Linux)")
-import metal_emulator  # noqa: E402
-from mlx_agreement import in_mlx, in_numpy  # noqa: E402
+import metal_agreement  # noqa: E402
+from metal_agreement import emulated  # noqa: E402
 
 from attnspec import mlx_backend  # noqa: E402
 from attnspec.mlx_backend import metal  # noqa: E402
 
-pytestmark = pytest.mark.skipif(metal_emulator.skip_reason() is not None, reason=str(metal_emulator.skip_reason()))
+pytestmark = metal_agreement.needs_a_compiler
 RNG = np.random.default_rng(0)
-RECORD = attnspec.formulas()["tensor_attention"]
 
 
 def worst_ratio(arrays, options, dtype="float32", **emulation):
-    given = in_mlx(RECORD, arrays, dtype)
-    exact = in_numpy(RECORD, given)
-    emulation = {"require_written": True, **emulation}
-    with metal.made_by(lambda **what: metal_emulator.metal_kernel(**what, **emulation)), metal.path("metal"):
-        got = mlx_backend.tensor_attention(**given, **options)
-        mx.eval(got)
-    assert metal.taken()["pairs"] == "metal"
-    got, want, limit = as_numpy(got).astype(float), RECORD.function(**exact, **options), bound(RECORD, exact, options, dtype)["out"]
-    assert got.shape == want.shape
-    assert np.array_equal(np.isnan(got), np.isnan(want))
-    error = np.where(got == want, 0, np.abs(got - want))
-    limit = np.where(np.isfinite(limit), limit, 1e-6 * (1 + np.abs(want)))
-    return np.nanmax(np.where(error == 0, 0, error / np.where(limit > 0, limit, 1e-300)), initial=0)
+    return metal_agreement.worst_ratio("pairs", "tensor_attention", arrays, options, dtype, **emulation)
 
 
 def drawn(n, m1, m2, d, e, h=2):
@@ -63,7 +46,7 @@ def test_gradients_are_those_of_the_graph():
     def loss(*arrays):
         return mx.sum(mlx_backend.tensor_attention(*arrays, causal=True) ** 2)
 
-    with metal.made_by(metal_emulator.metal_kernel), metal.path("metal"):
+    with emulated(), metal.path("metal"):
         ours = mx.grad(loss, argnums=tuple(range(5)))(*arrays)
         mx.eval(ours)
     with metal.path("graph"):

@@ -7,51 +7,28 @@ import pytest
 
 import attnspec
 from attnspec.conformance.bounds import bound
-from attnspec.dispatch import as_numpy
 
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install 'mlx[cpu]' on Linux)")
+import metal_agreement  # noqa: E402
 import metal_emulator  # noqa: E402
+from metal_agreement import emulated, worst_gradients  # noqa: E402
 from mlx_agreement import in_mlx, in_numpy  # noqa: E402
 
 from attnspec import mlx_backend  # noqa: E402
 from attnspec.mlx_backend import metal  # noqa: E402
 from attnspec.mlx_backend.softmax import tiles  # noqa: E402
 
-pytestmark = pytest.mark.skipif(metal_emulator.skip_reason() is not None, reason=str(metal_emulator.skip_reason()))
+pytestmark = metal_agreement.needs_a_compiler
 RNG = np.random.default_rng(0)
 SIZES = [(1, 1, 1, 1), (7, 5, 4, 3), (37, 70, 16, 9), (65, 63, 40, 64)]
 if os.environ.get("ATTNSPEC_LEVEL") == "full":                         # around the edges of tiles; a documented command of its own
     SIZES += [(n, m, *widths) for n in (1, 8, 9, 31, 33, 65) for m in (1, 31, 33, 64, 130) for widths in ((8, 8), (24, 17))]
 
 
-def emulated(**options):
-    """mx.fast.metal_kernel on the CPU; every element of a result must be written."""
-    def make(**what):
-        written = "dbias" not in what["output_names"]                  # which is filled with zeros before
-        return metal_emulator.metal_kernel(**what, require_written=written, **options)
-
-    return metal.made_by(make)
-
-
 def worst_ratio(name, arrays, options, dtype="float32", **emulation):
-    """err/bound of the kernel for one call."""
-    record = attnspec.formulas()[name]
-    given = in_mlx(record, arrays, dtype)
-    exact = in_numpy(record, given)
-    with emulated(**emulation), metal.path("metal"):
-        got = getattr(mlx_backend, name)(**given, **options)
-        mx.eval(got)
-    n = next(len(x) for x in ([*x.swapaxes(0, -2)] for name, x in arrays.items() if name in ("q", "state")))
-    assert metal.taken()["softmax row" if n <= tiles.FEW else "softmax tiles"] == "metal"
-    limit = bound(record, exact, options, dtype)["out"]
-    want = record.function(**exact, **options)
-    assert got.shape == want.shape
-    got = as_numpy(got).astype(float)
-    assert np.array_equal(np.isnan(got), np.isnan(want))
-    with np.errstate(invalid="ignore"):
-        error = np.where(got == want, 0, np.abs(got - want))
-    limit = np.where(np.isfinite(limit), limit, 1e-6 * (1 + np.abs(want)))      # no bound where the query sees an infinity elsewhere
-    return np.nanmax(np.where(error == 0, 0, error / np.where(limit > 0, limit, 1e-300)), initial=0)
+    n = arrays["state" if name.startswith("hopfield") else "q"].shape[-2]
+    kernel = "softmax row" if n <= tiles.FEW else "softmax tiles"
+    return metal_agreement.worst_ratio(kernel, name, arrays, options, dtype, **emulation)
 
 
 def drawn(n, m, d, e, h=4, hk=2):
@@ -125,33 +102,6 @@ def test_log_sum_exp_and_axes():
     want = record.function(**in_numpy(record, given), return_lse=True)
     np.testing.assert_allclose(np.array(got.out), want.out, rtol=0, atol=2e-6)
     np.testing.assert_allclose(np.array(got.lse), want.lse, rtol=0, atol=2e-6)
-
-
-def worst_gradients(name, arrays, options, dtype="float32", **emulation):
-    """The largest err/bound of the gradients by kernels, through mx.vjp of the forward function."""
-    backward = attnspec.formulas()[f"{name}_backward"]
-    given = in_mlx(backward, arrays, dtype)
-    exact = in_numpy(backward, given)
-    wrt = [key for key in arrays if f"d{key}" in (*backward.outputs, "dbias", "dsink")]
-    fixed = {key: x for key, x in given.items() if key not in (*wrt, "do")}
-
-    def forward(*chosen):
-        return getattr(mlx_backend, name)(**fixed, **dict(zip(wrt, chosen, strict=True)), **options)
-
-    with emulated(**emulation), metal.path("metal"):
-        _, found = mx.vjp(forward, [given[key] for key in wrt], [given["do"]])
-        mx.eval(found)
-    assert metal.taken()["softmax gradients"] == "metal"
-    limits, want = bound(backward, exact, options, dtype), backward.function(**exact, **options)._asdict()
-    worst = 0.0
-    for key, got in zip(wrt, found, strict=True):
-        got, theirs, limit = as_numpy(got).astype(float), want[f"d{key}"], limits[f"d{key}"]
-        assert got.shape == theirs.shape
-        assert np.array_equal(np.isnan(got), np.isnan(theirs))
-        error = np.where(got == theirs, 0, np.abs(got - theirs))
-        limit = np.where(np.isfinite(limit), limit, 1e-5 * (1 + np.abs(theirs)))    # no bound beside what is hidden and not finite
-        worst = max(worst, np.nanmax(np.where(error == 0, 0, error / np.where(limit > 0, limit, 1e-300)), initial=0))
-    return worst
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

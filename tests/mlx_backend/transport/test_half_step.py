@@ -3,17 +3,16 @@
 import numpy as np
 import pytest
 
-import attnspec
-from attnspec.conformance.bounds import bound
-
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed (pip install 'mlx[cpu]' on Linux)")
-import metal_emulator  # noqa: E402
-from mlx_agreement import in_mlx, in_numpy  # noqa: E402
+import metal_agreement  # noqa: E402
+from metal_agreement import emulated  # noqa: E402
+from mlx_agreement import in_mlx  # noqa: E402
 
+import attnspec  # noqa: E402
 from attnspec import mlx_backend  # noqa: E402
 from attnspec.mlx_backend import metal  # noqa: E402
 
-pytestmark = pytest.mark.skipif(metal_emulator.skip_reason() is not None, reason=str(metal_emulator.skip_reason()))
+pytestmark = metal_agreement.needs_a_compiler
 RNG = np.random.default_rng(0)
 RECORD = attnspec.formulas()["sinkhorn_attention"]
 
@@ -22,18 +21,8 @@ def drawn(n, m, d, e, h=2):
     return {name: RNG.standard_normal((h, *size)) for name, size in {"q": (n, d), "k": (m, d), "v": (m, e)}.items()}
 
 
-def worst_ratio(arrays, options, **emulation):
-    given = in_mlx(RECORD, arrays)
-    exact = in_numpy(RECORD, given)
-    emulation = {"require_written": True, **emulation}
-    with metal.made_by(lambda **what: metal_emulator.metal_kernel(**what, **emulation)), metal.path("metal"):
-        got = mlx_backend.sinkhorn_attention(**given, **options)
-        mx.eval(got)
-    assert metal.taken()["half step"] == "metal"
-    want, limit = RECORD.function(**exact, **options), bound(RECORD, exact, options, "float32")["out"]
-    assert got.shape == want.shape
-    error = np.abs(np.array(got).astype(float) - want)
-    return np.max(np.where(error == 0, 0, error / np.where(limit > 0, limit, 1e-300)), initial=0)
+def worst_ratio(arrays, options, dtype="float32", **emulation):
+    return metal_agreement.worst_ratio("half step", "sinkhorn_attention", arrays, options, dtype, **emulation)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (7, 5, 4, 3), (37, 70, 16, 9)], ids=str)
@@ -65,7 +54,7 @@ def test_gradients_are_those_of_the_graph():
     def loss(*arrays):
         return mx.sum(mlx_backend.sinkhorn_attention(*arrays, n_iters=4) ** 2)
 
-    with metal.made_by(metal_emulator.metal_kernel), metal.path("metal"):
+    with emulated(), metal.path("metal"):
         ours = mx.grad(loss, argnums=(0, 1, 2))(*arrays)
         mx.eval(ours)
     with metal.path("graph"):
@@ -76,7 +65,7 @@ def test_gradients_are_those_of_the_graph():
 
 def test_what_the_kernel_cannot_do_is_refused():
     given = in_mlx(RECORD, drawn(5, 6, 4, 4))
-    with metal.made_by(metal_emulator.metal_kernel), metal.path("metal"):
+    with emulated(), metal.path("metal"):
         with pytest.raises(ValueError, match=r"the kernel half step: it makes a fixed number of half-steps$"):
             mlx_backend.sinkhorn_attention(**given, tol=1e-3)
         with pytest.raises(ValueError, match=r"the kernel half step: it does not write weights$"):
