@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 
+from attnspec.reference.inputs import sum_groups, sum_to_shape
+
 
 def leading_axes(q, k, v, *others, enable_gqa=False) -> tuple[int, ...]:
     """The leading axes that all arrays broadcast to; grouped keys and values count as many heads as the queries."""
@@ -39,3 +41,13 @@ def without_axes(x: np.ndarray, lead: tuple[int, ...], tail: int = 2) -> np.ndar
     """x (..., `tail` axes) without its repetitions along leading axes that `lead` lacks or has only one of."""
     x = x[(0,) * (x.ndim - tail - len(lead))]
     return x[tuple(slice(1) if size == 1 else slice(None) for size in lead)]
+
+
+def summed_like(gradient: np.ndarray, lead: tuple[int, ...], like: np.ndarray, *, grouped: bool = False) -> np.ndarray:
+    """The gradient (heads, ...) by one array, whose heads were those of `lead`: summed over the axes along which it was broadcast.
+
+    grouped: the last leading axis of `like` is shared by groups of neighbouring heads.
+    """
+    gradient = gradient.reshape(*lead, *gradient.shape[1:])
+    summed = sum_to_shape(sum_groups(gradient, like.shape[-3]) if grouped else gradient, like.shape)
+    return np.asarray(summed, dtype=like.dtype, order="C")

@@ -8,7 +8,7 @@ products with both: where there are such values, one more pass adds them with th
 import numpy as np
 
 from attnspec.numba_kernels.affine.projections import project
-from attnspec.numba_kernels.arrays import heads_of, without_axes
+from attnspec.numba_kernels.arrays import heads_of, summed_like, without_axes
 from attnspec.numba_kernels.exponential import LOG2_E
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns
@@ -29,7 +29,7 @@ from attnspec.numba_kernels.softmax.tiles import (
 from attnspec.numba_kernels.softmax.tiles_backward import gradients
 from attnspec.numba_kernels.twin import twin
 from attnspec.reference.affine.affine_scaled import AffineGradients
-from attnspec.reference.inputs import AttentionResult, one_of, sum_groups, sum_to_shape
+from attnspec.reference.inputs import AttentionResult, one_of, sum_to_shape
 
 ACTIVATIONS = ("linear_clipping", "sigmoid")
 N_KEYS = ("total", "allowed")
@@ -89,15 +89,9 @@ def affine_scaled_attention_backward(
     dz = np.where(seen[..., 0] > 0, dalpha * slope[..., 0], 0).astype(q.dtype)            # (..., h, n)
     dx = project(np.swapaxes(dz, -1, -2), w_a.T)
 
-    def shaped(gradient, like, grouped=False):
-        """The gradient by one array, of all heads: summed over those that share it and over the axes along which it was broadcast."""
-        gradient = gradient.reshape(*lead, *gradient.shape[1:])
-        return sum_to_shape(sum_groups(gradient, like.shape[-3]) if grouped else gradient, like.shape)
-
-    return AffineGradients(
-        shaped(of_softmax.dq, q), shaped(of_softmax.dk, k, enable_gqa), shaped(dv, v, enable_gqa), sum_to_shape(dx, x.shape),
-        sum_to_shape(gradient_by_w_a(dz, x, seen[..., 0] > 0), w_a.shape),
-    )
+    dq, dk, dv = (summed_like(x, lead, like, grouped=shared) for x, like, shared in (
+        (of_softmax.dq, q, False), (of_softmax.dk, k, enable_gqa), (dv, v, enable_gqa)))
+    return AffineGradients(dq, dk, dv, sum_to_shape(dx, x.shape), sum_to_shape(gradient_by_w_a(dz, x, seen[..., 0] > 0), w_a.shape))
 
 
 def gradient_by_w_a(dz, x, seen):

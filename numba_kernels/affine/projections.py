@@ -1,6 +1,6 @@
 """Products with the small matrices of a layer, x w^T, on the panels of the kernels.
 
-NumPy's library would do them in its own threads, which wait for more work by spinning and slow the kernels that come next by a third.
+NumPy's library would do them in its own threads, which wait for more work by spinning and slow the kernels that come next.
 """
 
 import math

@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from attnspec.numba_kernels.arrays import heads_of
+from attnspec.numba_kernels.arrays import heads_of, summed_like
 from attnspec.numba_kernels.exponential import LOG2_E, exp2_row, range_of_row
 from attnspec.numba_kernels.higher_order.pairs import (
     CHUNK,
@@ -35,7 +35,6 @@ from attnspec.numba_kernels.matrix import add_columns_product, packed_columns, p
 from attnspec.numba_kernels.parallel import in_parallel
 from attnspec.numba_kernels.softmax.tiles import sees
 from attnspec.numba_kernels.softmax.tiles_backward import gradient_of_row
-from attnspec.reference.inputs import sum_to_shape
 
 
 @kernel
@@ -224,7 +223,4 @@ def pairs_gradients(q, k1, k2, v1, v2, do, mask, causal, scale):
             pull_back_pairs, heads, xq, q_of, x1, k1_of, x2, k2_of, y1, v1_of, y2, v2_of, dO, do_of, *pair_heads(mask, lead),
             seen.starts, seen.stops, *seen.second, scale, tops, totals, delta, *gradients,
         )
-    return tuple(
-        np.asarray(sum_to_shape(gradient.reshape(*lead, *gradient.shape[1:]), x.shape), order="C")
-        for gradient, x in zip(gradients, arrays, strict=True)
-    )
+    return tuple(summed_like(gradient, lead, x) for gradient, x in zip(gradients, arrays, strict=True))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnspec.numba_kernels.arrays import heads_of
+from attnspec.numba_kernels.arrays import heads_of, summed_like
 from attnspec.numba_kernels.exponential import LOG2_E, exp2_row, range_of_row
 from attnspec.numba_kernels.jit import helper, kernel
 from attnspec.numba_kernels.matrix import CHUNK, add_columns_product, packed_columns, packed_rows, rows_product
@@ -36,7 +36,6 @@ from attnspec.numba_kernels.softmax.tiles import (
     sign_row,
     whole_registers,
 )
-from attnspec.reference.inputs import sum_groups, sum_to_shape
 
 QUERIES, KEYS = 60, 256      # of a tile: ten blocks of rows, and no chain of more than 64 terms in dk and dv
 PARTS = 16                   # tasks there should be at least
@@ -253,11 +252,7 @@ def tiled_backward(q, k, v, do, *, signed=0, **options):
     all_heads = gradients(call, do, out, saved, signed=signed)
 
     def shaped(gradient, like, grouped=False):
-        """The gradient by one array: summed over the heads that share it and over the axes along which it was broadcast."""
-        if like is None:
-            return None
-        gradient = gradient.reshape(*call.lead, *gradient.shape[1:])
-        return np.asarray(sum_to_shape(sum_groups(gradient, like.shape[-3]) if grouped else gradient, like.shape), order="C")
+        return None if like is None else summed_like(gradient, call.lead, like, grouped=grouped)
 
     gqa = options.get("enable_gqa", False)
     dq, dk, dv, ds, dsink = all_heads

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnspec.numba_kernels.arrays import heads_of, without_axes
+from attnspec.numba_kernels.arrays import heads_of, summed_like, without_axes
 from attnspec.numba_kernels.exponential import LN_2, LOG2_E
 from attnspec.numba_kernels.matrix import packed_columns, packed_rows, panel_width
 from attnspec.numba_kernels.parallel import in_parallel
@@ -446,12 +446,7 @@ def sinkhorn_attention_backward(
         seen = problem.mask[problem.mask_of[of], 0]
         dv = np.where(seen[..., None], dv, 0)                       # also where the rest is NaN
         dk = np.where(seen.any(axis=-1)[:, None, None], dk, 0)
-    return AttentionGradients(*(summed(x, lead, like) for x, like in ((dq, q), (dk, k), (dv, v))))
-
-
-def summed(gradient, lead, like):
-    """A gradient (heads, ...) in the shape of `like`, summed over the axes along which it was broadcast."""
-    return np.asarray(sum_to_shape(gradient.reshape(*lead, *gradient.shape[1:]), like.shape), dtype=like.dtype, order="C")
+    return AttentionGradients(*(summed_like(x, lead, like) for x, like in ((dq, q), (dk, k), (dv, v))))
 
 
 def gradients_of_infinite(q, k, v, do, scale, key_mask, options, gradient):

@@ -226,7 +226,7 @@ def test_mistakes_in_the_formula(name, mistake):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_twins_stay_within(name):
-    assert worst(name, getattr(numba_kernels, name)) < 0.8
+    assert worst(name, getattr(numba_kernels, name)) < 1
 
 
 def gate_calls():
@@ -282,7 +282,7 @@ def test_mistakes_of_gates_at_every_position(mistake):
 
 
 def test_the_gates_of_the_twin_stay_within():
-    assert worst_gate(numba_kernels.gated_attention) < 0.8
+    assert worst_gate(numba_kernels.gated_attention) < 1
 
 
 def test_gates_near_the_floor_have_no_bound():

@@ -38,3 +38,25 @@ def test_mistakes_exceed_the_bound(record):
             for mistake, make in MISTAKES.items():
                 caught[mistake] |= bool(right.size and np.any(np.abs(make(right) - right) > limit))
     assert caught == dict.fromkeys(MISTAKES, True)
+
+
+SLIPS = [
+    ("context_broadcasting", lambda call: {**call, "lam": np.ones(call["x"].shape[-1])}),                       # not halved
+    ("context_broadcasting", lambda call: {**call, "x": call["x"] + 1e-4 * np.mean(call["x"], axis=-2, keepdims=True)}),
+    ("context_broadcasting", lambda call: {**call, "lam": np.zeros(call["x"].shape[-1])}),                      # nothing broadcast
+    ("multi_query_attention", lambda call: {**call, "scale": 1.0}),
+    ("multi_query_attention", lambda call: {**call, "causal": True}),
+    ("multi_query_attention", lambda call: {**call, "w_o": np.roll(call["w_o"], 1, axis=0)}),                   # heads shifted
+    ("multi_query_attention", lambda call: {**call, "w_k": 1.02 * call["w_k"]}),
+    ("multi_query_attention", lambda call: {**call, "context": np.roll(call["context"], 1, axis=-1)}),
+]
+
+
+@pytest.mark.parametrize("name, slip", SLIPS)
+def test_a_slip_in_the_formula_exceeds_the_bound(name, slip):
+    record, caught = attnspec.formulas()[name], False
+    for case in cases(record):
+        wrong = slip({**case.arrays, **case.options})
+        (limit,) = bound(record, case.arrays, case.options, "float32").values()
+        caught |= bool(np.any(np.abs(record.function(**wrong) - record.function(**case.arrays, **case.options)) > limit))
+    assert caught
